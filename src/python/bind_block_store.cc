@@ -1,0 +1,108 @@
+#include "bind.h"
+#include "kvtransfer/block_store.h"
+#include "store/block_file.h"
+
+namespace kvtransfer::python {
+
+namespace {
+
+py::dict to_dict(const StoreStats& stats) {
+  py::dict out;
+  out["blocks"] = stats.blocks;
+  out["bytes"] = stats.bytes;
+  out["hits"] = stats.hits;
+  out["misses"] = stats.misses;
+  out["published"] = stats.published;
+  out["duplicates"] = stats.duplicates;
+  out["evicted"] = stats.evicted;
+  out["corrupt"] = stats.corrupt;
+  out["unremovable"] = stats.unremovable;
+  out["swept_temporaries"] = stats.swept_temporaries;
+  out["refused_full"] = stats.refused_full;
+  out["writes_stopped"] = stats.writes_stopped;
+  return out;
+}
+
+std::vector<uint32_t> slots_for(const std::vector<BlockId>& chain, const BufferPool& pool,
+                                const Array<uint32_t>& slots) {
+  auto out = to_vector(slots);
+  if (out.size() != chain.size()) {
+    throw Error(ErrorCode::kInvalidArgument, "needs one slot per key");
+  }
+  for (const uint32_t slot : out) {
+    if (slot >= pool.num_slots()) throw py::index_error("slot out of range");
+  }
+  return out;
+}
+
+}  // namespace
+
+void bind_block_store(py::module_& m) {
+  m.def("header_bytes", &header_pages_bytes, py::arg("num_layers"),
+        "Bytes of header pages in front of a Full Block, in files and pool slots.");
+  py::class_<BlockStore, std::shared_ptr<BlockStore>>(
+      m, "BlockStore", "Full Blocks as files of one directory, found by chained keys.")
+      .def(py::init([](const std::string& root, const py::bytes& name_space,
+                       const BlockLayout& layout, uint64_t max_bytes, uint64_t free_space_floor,
+                       bool fsync, uint32_t stale_temporary_seconds, bool verify_checksums) {
+             StoreOptions options;
+             options.max_bytes = max_bytes;
+             options.free_space_floor = free_space_floor;
+             options.durability = fsync ? Durability::kFsync : Durability::kNone;
+             options.stale_temporary_seconds = stale_temporary_seconds;
+             options.verify_checksums = verify_checksums;
+             const BlockKey key = to_key(name_space, "name_space");
+             const py::gil_scoped_release release;
+             return std::make_shared<BlockStore>(root, key, layout, options);
+           }),
+           py::arg("root"), py::arg("name_space"), py::arg("layout"), py::arg("max_bytes") = 0,
+           py::arg("free_space_floor") = 0, py::arg("fsync") = false,
+           py::arg("stale_temporary_seconds") = 300, py::arg("verify_checksums") = true)
+      .def(
+          "lookup",
+          [](BlockStore& self, const Array<uint8_t>& keys, const py::bytes& parent) {
+            const auto chain = to_chain(keys, parent);
+            const py::gil_scoped_release release;
+            return self.lookup(chain);
+          },
+          py::arg("keys"), py::arg("parent"), "Length of the restorable prefix of a chain.")
+      .def(
+          "get",
+          [](BlockStore& self, const Array<uint8_t>& keys, const py::bytes& parent,
+             BufferPool& pool, const Array<uint32_t>& slots) {
+            const auto chain = to_chain(keys, parent);
+            const auto into = slots_for(chain, pool, slots);
+            const py::gil_scoped_release release;
+            return self.get(chain, pool, into);
+          },
+          py::arg("keys"), py::arg("parent"), py::arg("pool"), py::arg("slots"),
+          "Reads a chain into pool slots; returns the length of the good prefix.")
+      .def(
+          "put",
+          [](BlockStore& self, const Array<uint8_t>& keys, const py::bytes& parent,
+             BufferPool& pool, const Array<uint32_t>& slots, uint32_t valid_tokens_of_last) {
+            const auto chain = to_chain(keys, parent);
+            const auto from = slots_for(chain, pool, slots);
+            const py::gil_scoped_release release;
+            return self.put(chain, pool, from, valid_tokens_of_last);
+          },
+          py::arg("keys"), py::arg("parent"), py::arg("pool"), py::arg("slots"),
+          py::arg("valid_tokens_of_last") = 0,
+          "Writes a chain from pool slots; returns how many blocks the store has then.")
+      .def("evict", &BlockStore::evict, py::call_guard<py::gil_scoped_release>())
+      .def("rescan", &BlockStore::rescan, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "path_of",
+          [](const BlockStore& self, const py::bytes& key, const py::bytes& parent) {
+            return self.path_of({to_key(key, "key"), to_key(parent, "parent")});
+          },
+          py::arg("key"), py::arg("parent"))
+      .def("stats", [](const BlockStore& self) { return to_dict(self.stats()); })
+      .def_property_readonly("root", &BlockStore::root)
+      .def_property_readonly("layout", &BlockStore::layout)
+      .def_property_readonly("header_bytes", &BlockStore::header_bytes)
+      .def_property_readonly("file_bytes", &BlockStore::file_bytes)
+      .def_property_readonly("direct_io", &BlockStore::direct_io);
+}
+
+}  // namespace kvtransfer::python

@@ -1,0 +1,309 @@
+#include "kvtransfer/block_store.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+
+#include "base/fd.h"
+#include "store/block_file.h"
+#include "store/catalog.h"
+#include "store/store_io.h"
+
+namespace kvtransfer {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr char kManifestName[] = "KVTRANSFER";
+constexpr char kLockName[] = "evict.lock";
+constexpr char kTemporaryPrefix[] = ".tmp-";
+
+std::optional<BlockKey> key_from_hex(std::string_view hex) {
+  BlockKey key;
+  for (size_t i = 0; i < key.size(); ++i) {
+    int value = 0;
+    for (const char c : hex.substr(2 * i, 2)) {
+      const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+      if (digit < 0) return std::nullopt;
+      value = value * 16 + digit;
+    }
+    key[i] = static_cast<uint8_t>(value);
+  }
+  return key;
+}
+
+// "<key>-<parent>.kvb": both keys are in the name, so that a scan need not open any file.
+std::optional<BlockId> id_from_name(std::string_view name) {
+  if (name.size() != 133 || name[64] != '-' || !name.ends_with(".kvb")) return std::nullopt;
+  const auto key = key_from_hex(name.substr(0, 64));
+  const auto parent = key_from_hex(name.substr(65, 64));
+  if (!key || !parent) return std::nullopt;
+  return BlockId{*key, *parent};
+}
+
+bool probe_direct_io(const std::string& root) {
+  const std::string path = root + "/" + kTemporaryPrefix + "probe-" + std::to_string(getpid());
+  const Fd fd(open(path.c_str(), O_CREAT | O_WRONLY | O_DIRECT | O_CLOEXEC, 0644));
+  unlink(path.c_str());
+  return fd.valid();
+}
+
+uint64_t file_time_ns(const struct stat& info) {
+  return static_cast<uint64_t>(info.st_mtim.tv_sec) * 1'000'000'000u +
+         static_cast<uint64_t>(info.st_mtim.tv_nsec);
+}
+
+}  // namespace
+
+std::vector<BlockId> chain_ids(const BlockKey& root, std::span<const BlockKey> keys) {
+  std::vector<BlockId> ids;
+  ids.reserve(keys.size());
+  BlockKey parent = root;
+  for (const BlockKey& key : keys) {
+    ids.push_back({key, parent});
+    parent = key;
+  }
+  return ids;
+}
+
+BlockStore::BlockStore(const std::string& root, const BlockKey& name_space,
+                       const BlockLayout& layout, const StoreOptions& options)
+    : root_(root),
+      name_space_(name_space),
+      layout_(layout),
+      options_(options),
+      header_bytes_(header_pages_bytes(layout.num_layers())),
+      catalog_(std::make_unique<Catalog>(name_space)) {
+  open_root();
+  check_manifest();
+  direct_io_ = probe_direct_io(root_);
+  rescan();
+}
+
+BlockStore::~BlockStore() = default;
+
+void BlockStore::open_root() {
+  std::error_code code;
+  fs::create_directories(root_, code);
+  if (code || !fs::is_directory(root_, code)) {
+    throw Error(ErrorCode::kIo, "store directory " + root_ + " can't be used",
+                code ? code.value() : ENOTDIR);
+  }
+}
+
+void BlockStore::check_manifest() {
+  const std::string path = root_ + "/" + kManifestName;
+  const std::string wanted = "kvtransfer block store, format " +
+                             std::to_string(kBlockFormatVersion) + "\nnamespace " +
+                             to_hex(name_space_) + "\nlayout " + layout_.to_string() + " #" +
+                             std::to_string(layout_.digest()) + "\n";
+  if (!fs::exists(path)) {
+    // Written under another name and linked, so that two processes starting at once agree.
+    const std::string temporary =
+        root_ + "/" + kTemporaryPrefix + "manifest-" + std::to_string(getpid());
+    std::ofstream(temporary, std::ios::binary) << wanted;
+    [[maybe_unused]] const int rc = link(temporary.c_str(), path.c_str());
+    unlink(temporary.c_str());
+  }
+  std::ifstream file(path, std::ios::binary);
+  std::string found(4096, '\0');
+  file.read(found.data(), static_cast<std::streamsize>(found.size()));
+  found.resize(static_cast<size_t>(file.gcount()));
+  if (found != wanted) {
+    throw Error(ErrorCode::kMismatch,
+                "store " + root_ + " was made for another format, namespace or layout; found [" +
+                    found + "], this run needs [" + wanted + "]: use another store directory");
+  }
+}
+
+std::string BlockStore::directory_of(const BlockId& id) const {
+  const std::string hex = to_hex(std::span(id.key).first(2));
+  return root_ + "/" + hex.substr(0, 2) + "/" + hex.substr(2, 2);
+}
+
+std::string BlockStore::path_of(const BlockId& id) const {
+  return directory_of(id) + "/" + to_hex(id.key) + "-" + to_hex(id.parent) + ".kvb";
+}
+
+bool BlockStore::exists(const BlockId& id) noexcept {
+  struct stat info;
+  return stat(path_of(id).c_str(), &info) == 0 &&
+         static_cast<uint64_t>(info.st_size) == file_bytes();
+}
+
+uint32_t BlockStore::lookup(std::span<const BlockId> chain) noexcept {
+  uint32_t found = 0;
+  while (found < chain.size()) {
+    {
+      const std::lock_guard lock(mutex_);
+      while (found < chain.size() && catalog_->touch(chain[found].key)) ++found;
+      if (found == chain.size()) break;
+    }
+    // Not known here; another process may have written it since.
+    if (!exists(chain[found])) break;
+    const std::lock_guard lock(mutex_);
+    catalog_->insert(chain[found]);
+    ++found;
+  }
+  const std::lock_guard lock(mutex_);
+  stats_.hits += found;
+  stats_.misses += chain.size() - found;
+  return found;
+}
+
+bool BlockStore::contains(const BlockId& id) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (catalog_->contains(id.key)) return true;
+  }
+  return exists(id);
+}
+
+void BlockStore::forget(const BlockKey& key) noexcept {
+  const std::lock_guard lock(mutex_);
+  catalog_->erase(key);
+}
+
+void BlockStore::pin(std::span<const BlockId> chain) noexcept {
+  const std::lock_guard lock(mutex_);
+  for (const BlockId& id : chain) catalog_->pin(id.key);
+}
+
+void BlockStore::unpin(std::span<const BlockId> chain) noexcept {
+  const std::lock_guard lock(mutex_);
+  for (const BlockId& id : chain) catalog_->unpin(id.key);
+}
+
+StoreStats BlockStore::stats() const {
+  const std::lock_guard lock(mutex_);
+  StoreStats stats = stats_;
+  stats.blocks = catalog_->size();
+  stats.bytes = stats.blocks * file_bytes();
+  return stats;
+}
+
+bool BlockStore::space_left() noexcept {
+  struct statvfs info;
+  if (statvfs(root_.c_str(), &info) != 0) return true;  // let the write itself say what is wrong
+  return uint64_t{info.f_bavail} * info.f_frsize >= options_.free_space_floor + file_bytes();
+}
+
+bool BlockStore::admit_write() noexcept {
+  const bool capped = options_.max_bytes != 0;
+  if (capped && (stats().blocks + 1) * file_bytes() > options_.max_bytes) evict();
+  const bool over = capped && (stats().blocks + 1) * file_bytes() > options_.max_bytes;
+  const bool admitted = !over && space_left();
+  const std::lock_guard lock(mutex_);
+  if (!admitted) ++stats_.refused_full;
+  if (!admitted && !stats_.writes_stopped) {
+    fprintf(stderr, "kvtransfer: store %s is full (%s): writes stop, reads go on\n", root_.c_str(),
+            over ? "byte cap, nothing left to evict" : "free space floor");
+  }
+  stats_.writes_stopped = !admitted;
+  return admitted;
+}
+
+void BlockStore::published(const BlockId& id, bool duplicate) noexcept {
+  const std::lock_guard lock(mutex_);
+  catalog_->insert(id);
+  ++(duplicate ? stats_.duplicates : stats_.published);
+  stats_.writes_stopped = false;
+}
+
+void BlockStore::write_failed(int error) noexcept {
+  const std::lock_guard lock(mutex_);
+  ++stats_.refused_full;
+  if (!stats_.writes_stopped) {
+    fprintf(stderr, "kvtransfer: store %s: %s: writes stop, reads go on\n", root_.c_str(),
+            strerror(error));
+  }
+  stats_.writes_stopped = true;
+}
+
+void BlockStore::read_failed(const BlockId& id, bool corrupt) noexcept {
+  if (corrupt) unlink(path_of(id).c_str());
+  const std::lock_guard lock(mutex_);
+  catalog_->erase(id.key);
+  if (corrupt) ++stats_.corrupt;
+}
+
+void BlockStore::rescan() {
+  std::vector<std::pair<BlockId, uint64_t>> found;
+  uint64_t swept = 0;
+  const time_t now = time(nullptr);
+  std::error_code code;
+  for (fs::recursive_directory_iterator it(root_, code), end; it != end; it.increment(code)) {
+    if (code) break;
+    const std::string name = it->path().filename().string();
+    struct stat info;
+    if (stat(it->path().c_str(), &info) != 0 || !S_ISREG(info.st_mode)) continue;
+    const auto id = id_from_name(name);
+    if (id && static_cast<uint64_t>(info.st_size) == file_bytes()) {
+      found.emplace_back(*id, file_time_ns(info));
+    } else if (name.starts_with(kTemporaryPrefix) &&
+               now - info.st_mtim.tv_sec >= options_.stale_temporary_seconds) {
+      swept += unlink(it->path().c_str()) == 0 ? 1 : 0;
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  catalog_->replace(found);
+  stats_.swept_temporaries += swept;
+}
+
+uint64_t BlockStore::evict() {
+  if (options_.max_bytes == 0) return 0;
+  const std::string lock_path = root_ + "/" + kLockName;
+  const Fd lock(open(lock_path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644));
+  if (!lock.valid() || flock(lock.get(), LOCK_EX) != 0) return 0;
+  rescan();  // others write and evict too
+  return remove_leaves(options_.max_bytes - options_.max_bytes / 20);
+}
+
+uint64_t BlockStore::remove_leaves(uint64_t target_bytes) {
+  std::vector<BlockId> plan;
+  {
+    const std::lock_guard guard(mutex_);
+    plan = catalog_->plan_eviction(target_bytes / file_bytes());
+  }
+  uint64_t removed = 0;
+  for (const BlockId& id : plan) {
+    const bool gone = unlink(path_of(id).c_str()) == 0 || errno == ENOENT;
+    const std::lock_guard guard(mutex_);
+    if (gone) {
+      catalog_->erase(id.key);
+      ++stats_.evicted;
+      ++removed;
+    } else {
+      ++stats_.unremovable;  // skipped; the rest of the plan goes on
+    }
+  }
+  return removed;
+}
+
+uint32_t BlockStore::get(std::span<const BlockId> chain, BufferPool& pool,
+                         std::span<const uint32_t> slots) {
+  const auto queue = IoQueue::create({.backend = IoBackend::kAuto});
+  StoreIo io(*this, *queue, pool);
+  return io.read_now(chain, slots);
+}
+
+uint32_t BlockStore::put(std::span<const BlockId> chain, BufferPool& pool,
+                         std::span<const uint32_t> slots, uint32_t valid_tokens_of_last) {
+  const auto queue = IoQueue::create({.backend = IoBackend::kAuto});
+  StoreIo io(*this, *queue, pool);
+  return io.write_now(chain, slots, valid_tokens_of_last);
+}
+
+}  // namespace kvtransfer

@@ -1,0 +1,111 @@
+// Operation: one submitted piece of work, stepped by the progress thread until it is finished.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <string>
+
+#include "base/clock.h"
+#include "base/futex.h"
+#include "base/notifier.h"
+#include "kvtransfer/traffic_manager.h"
+#include "store/store_io.h"
+#include "traffic/peers.h"
+#include "traffic/token_bucket.h"
+#include "traffic/traffic_stats.h"
+
+namespace kvtransfer {
+
+// What the progress thread lends to an operation's step.
+struct Progress {
+  StoreIo* store_io = nullptr;  // null without a store
+  BufferPool* pool = nullptr;
+  MemoryRegion* device = nullptr;
+  const BlockLayout* layout = nullptr;
+  Peers* peers = nullptr;
+  TrafficStats* stats = nullptr;
+  std::array<TokenBucket, kNumTrafficKinds>* buckets = nullptr;
+  int64_t now_ns = 0;
+  int64_t wake_at_ns = kNoDeadline;  // the earliest time at which a refused step should be tried
+
+  bool take(TrafficKind kind, uint64_t bytes) noexcept {
+    TokenBucket& bucket = (*buckets)[static_cast<size_t>(kind)];
+    if (bucket.take(bytes, now_ns)) return true;
+    wake_at_ns = std::min(wake_at_ns, bucket.ready_at());
+    return false;
+  }
+};
+
+class Operation {
+ public:
+  Operation(std::vector<uint32_t> retained, int64_t deadline_ns)
+      : ticket_(std::make_shared<Ticket>()),
+        retained_(std::move(retained)),
+        deadline_ns_(deadline_ns) {}
+  virtual ~Operation() = default;
+
+  // Moves on as far as it can without blocking; true if anything changed.
+  virtual bool step(Progress& progress) noexcept = 0;
+  // Nothing left to do and nothing in flight.
+  virtual bool finished() const noexcept = 0;
+  // No new pieces; finished() after what is in flight.
+  virtual void stop(Progress& progress, Outcome why) noexcept = 0;
+
+  // Called once, by the submitter, who still holds the slots.
+  void begin(BufferPool& pool) noexcept {
+    ticket_->begin_ns_ = now_ns();
+    for (const uint32_t slot : retained_) pool.retain(slot);
+  }
+  // Undoes begin() for an operation that could not be handed over.
+  void drop(BufferPool& pool) noexcept {
+    for (const uint32_t slot : retained_) pool.release(slot);
+  }
+  // Stops the operation when it was cancelled or is late.
+  void check_limits(Progress& progress) noexcept {
+    if (stopped_) return;
+    if (ticket_->cancelled()) {
+      stopped_ = true;
+      stop(progress, {ErrorCode::kCancelled, 0, "cancelled"});
+    } else if (progress.now_ns >= deadline_ns_) {
+      stopped_ = true;
+      stop(progress, {ErrorCode::kTimeout, 0, describe() + ": deadline passed"});
+    } else {
+      progress.wake_at_ns = std::min(progress.wake_at_ns, deadline_ns_);
+    }
+  }
+  // Gives the slots back and tells the waiters. Called once, when finished().
+  void end(Progress& progress, Notifier& events) noexcept {
+    drop(*progress.pool);
+    ticket_->end_ns_ = now_ns();
+    ticket_->done_.store(1, std::memory_order_release);
+    futex_wake_all(ticket_->done_);
+    events.ring();
+  }
+
+  const std::shared_ptr<Ticket>& ticket() const noexcept { return ticket_; }
+  // What was attempted, for messages.
+  virtual std::string describe() const = 0;
+
+ protected:
+  void set_outcome(Outcome outcome) noexcept {
+    if (ticket_->outcome_.ok()) ticket_->outcome_ = std::move(outcome);
+  }
+  void set_blocks(uint32_t blocks) noexcept { ticket_->blocks_ = blocks; }
+  void set_fresh(std::vector<bool> fresh) noexcept { ticket_->fresh_ = std::move(fresh); }
+  void add_bytes(uint64_t bytes) noexcept { ticket_->bytes_ += bytes; }
+
+ private:
+  std::shared_ptr<Ticket> ticket_;
+  std::vector<uint32_t> retained_;
+  int64_t deadline_ns_;
+  bool stopped_ = false;
+};
+
+std::unique_ptr<Operation> make_load(LoadSpec spec, const BlockLayout& layout, TrafficStats& stats);
+std::unique_ptr<Operation> make_persist(PersistSpec spec);
+
+enum class MoveKind : uint8_t { kStage, kStageFromPeer, kPush, kServe };
+std::unique_ptr<Operation> make_move(MoveKind kind, MoveSpec spec, uint32_t num_layers);
+
+}  // namespace kvtransfer

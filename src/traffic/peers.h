@@ -1,0 +1,76 @@
+// Peers: the links of one engine and their work rings. Owned by the progress thread; the table of
+// names is shared.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "kvtransfer/layer_stream.h"
+#include "kvtransfer/traffic_manager.h"
+#include "kvtransfer/work_ring.h"
+
+namespace kvtransfer {
+
+// An immediate names a receive and a layer.
+constexpr uint32_t kLayerBits = 10;
+constexpr uint32_t kTagMask = (1u << (32 - kLayerBits)) - 1;
+constexpr uint32_t pack_immediate(uint32_t tag, uint32_t layer) { return tag << kLayerBits | layer; }
+static_assert(BlockLayout::kMaxLayers == (1u << kLayerBits) - 1);
+
+// Requests of one layer of one operation; retired requests find it by address (the cookie).
+struct RingBatch {
+  uint64_t bytes = 0;
+  int64_t begin_ns = 0;
+  uint32_t outstanding = 0;
+  bool posted = false;  // all requests of the layer are in the ring
+  bool failed = false;
+  bool finished = false;
+};
+
+class Peers {
+ public:
+  // --- any thread ---
+  PeerId add(std::unique_ptr<Link> link);
+  PeerId wait(const std::string& name, int64_t deadline_ns);
+  bool alive(PeerId peer) const;
+  uint32_t open_receive(std::shared_ptr<LayerStream> stream);
+  void close_receive(uint32_t tag);
+  WorkRingCounters counters() const;
+
+  // --- progress thread ---
+  // nullptr for an unknown peer.
+  WorkRing* ring(PeerId peer);
+  // Retires requests and delivers immediates; true if anything happened.
+  bool poll() noexcept;
+  struct Doorbell {
+    bool posted = false;         // requests went out: completions may wait already
+    bool back_pressure = false;  // some did not fit
+  };
+  Doorbell doorbell() noexcept;
+  void append_event_fds(std::vector<int>& out) const;
+
+ private:
+  struct Peer {
+    std::unique_ptr<Link> link;
+    std::unique_ptr<WorkRing> ring;
+    std::atomic<bool> lost{false};
+  };
+  bool poll_peer(Peer& peer) noexcept;
+  void deliver(uint32_t immediate) noexcept;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Peer> peers_;                          // grows only; guarded by mutex_
+  std::unordered_map<std::string, PeerId> by_name_;  // the newest of each name
+  std::unordered_map<uint32_t, std::shared_ptr<LayerStream>> receives_;
+  uint32_t next_tag_ = 0;
+  WorkRingCounters totals_;
+};
+
+}  // namespace kvtransfer

@@ -1,0 +1,70 @@
+#include "traffic/operation.h"
+
+namespace kvtransfer {
+
+namespace {
+
+class PersistOperation final : public Operation {
+ public:
+  explicit PersistOperation(PersistSpec spec)
+      : Operation(spec.slots, kNoDeadline), trace_id_(spec.trace_id) {
+    job_.chain = std::move(spec.chain);
+    job_.slots = std::move(spec.slots);
+  }
+
+  bool step(Progress& progress) noexcept override {
+    if (!begun_) {
+      begun_ = true;
+      progress.store_io->begin(job_);
+    }
+    bool progressed = false;
+    const uint64_t bytes = progress.store_io->store().file_bytes();
+    while (job_.next_block < job_.chain.size()) {
+      if (!progress.take(TrafficKind::kStorageWrite, bytes)) break;
+      if (!progress.store_io->issue(job_)) break;
+      progressed = true;
+    }
+    if (finished()) finish(progress);
+    return progressed;
+  }
+
+  bool finished() const noexcept override { return begun_ && job_.finished(); }
+
+  void stop(Progress& progress, Outcome why) noexcept override {
+    if (!begun_) step(progress);
+    // What is being written completes or fails as a whole; the rest is never started.
+    set_outcome(std::move(why));
+    job_.next_block = static_cast<uint32_t>(job_.chain.size());
+  }
+
+  std::string describe() const override {
+    return "persist of " + std::to_string(job_.chain.size()) + " blocks";
+  }
+
+ private:
+  void finish(Progress& progress) noexcept {
+    const auto stored = std::count(job_.stored.begin(), job_.stored.end(), true);
+    const auto fresh = static_cast<uint64_t>(std::count(job_.fresh.begin(), job_.fresh.end(), true));
+    set_outcome(job_.failure);
+    set_blocks(static_cast<uint32_t>(stored));
+    set_fresh(job_.fresh);
+    if (!job_.failure.ok()) progress.stats->record_failure(TrafficKind::kStorageWrite);
+    if (fresh == 0) return;
+    const uint64_t bytes = fresh * progress.layout->full_block_bytes();
+    add_bytes(bytes);
+    progress.stats->record({ticket()->begin_ns(), now_ns(), bytes, trace_id_, 0,
+                            static_cast<int32_t>(TrafficKind::kStorageWrite)});
+  }
+
+  WriteJob job_;
+  uint64_t trace_id_;
+  bool begun_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Operation> make_persist(PersistSpec spec) {
+  return std::make_unique<PersistOperation>(std::move(spec));
+}
+
+}  // namespace kvtransfer

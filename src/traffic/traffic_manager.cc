@@ -1,0 +1,345 @@
+#include "kvtransfer/traffic_manager.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+#include <list>
+#include <thread>
+
+#include "base/bounded_queue.h"
+#include "traffic/operation.h"
+#include "transport/shm_listener.h"
+
+namespace kvtransfer {
+
+bool Ticket::wait(int64_t deadline_ns) const noexcept {
+  while (!done()) {
+    if (now_ns() >= deadline_ns) return false;
+    futex_wait(done_, 0, deadline_ns);
+  }
+  return true;
+}
+
+struct TrafficManager::State {
+  State(std::shared_ptr<BlockStore> store_in, std::shared_ptr<BufferPool> pool_in,
+        std::shared_ptr<MemoryRegion> device_in, const BlockLayout& layout_in,
+        const TrafficOptions& options);
+  ~State();
+
+  std::shared_ptr<Ticket> submit(std::unique_ptr<Operation> operation);
+
+  void run() noexcept;
+  bool take_commands() noexcept;
+  bool step_operations() noexcept;
+  bool ring_doorbells() noexcept;
+  void sleep() noexcept;
+  void stop_all() noexcept;
+
+  std::shared_ptr<BlockStore> store;
+  std::shared_ptr<BufferPool> pool;
+  std::shared_ptr<MemoryRegion> device;
+  const BlockLayout layout;
+  std::shared_ptr<Notifier> wake = std::make_shared<Notifier>();    // to the progress thread
+  std::shared_ptr<Notifier> events = std::make_shared<Notifier>();  // to the engine
+  TrafficStats stats;
+  std::array<TokenBucket, kNumTrafficKinds> buckets;
+  Peers peers;
+  std::unique_ptr<ShmListener> listener;
+  std::unique_ptr<IoQueue> io;
+  std::unique_ptr<StoreIo> store_io;
+  BoundedQueue<std::unique_ptr<Operation>> commands{4096};
+  std::atomic<bool> stopping{false};
+
+  // Progress thread only.
+  Progress progress;
+  std::list<std::unique_ptr<Operation>> operations;  // in order of submission
+  std::vector<int> event_fds;
+  std::vector<pollfd> waiting;
+  std::thread thread;
+};
+
+TrafficManager::State::State(std::shared_ptr<BlockStore> store_in,
+                             std::shared_ptr<BufferPool> pool_in,
+                             std::shared_ptr<MemoryRegion> device_in, const BlockLayout& layout_in,
+                             const TrafficOptions& options)
+    : store(std::move(store_in)),
+      pool(std::move(pool_in)),
+      device(std::move(device_in)),
+      layout(layout_in),
+      stats(options.trace) {
+  if (!pool) throw Error(ErrorCode::kInvalidArgument, "TrafficManager: needs a pool");
+  if (store && !(store->layout() == layout)) {
+    throw Error(ErrorCode::kMismatch, "TrafficManager: the store's layout is " +
+                                          store->layout().to_string() + ", ours " +
+                                          layout.to_string());
+  }
+  for (size_t i = 0; i < kNumTrafficKinds; ++i) buckets[i].set_rate(options.bytes_per_second[i]);
+  const IoBuffer buffer{pool->region()->data(), pool->region()->bytes()};
+  io = IoQueue::create(options.io, {&buffer, store ? 1u : 0u});
+  if (store) store_io = std::make_unique<StoreIo>(*store, *io, *pool);
+  if (!options.listen.empty()) {
+    std::vector<std::shared_ptr<MemoryRegion>> local = {pool->region()};
+    if (device) local.push_back(device);
+    listener = std::make_unique<ShmListener>(
+        options.listen, ShmIdentity{options.name, options.epoch, {pool->region()}},
+        std::move(local), [notifier = wake] { notifier->ring(); });
+  }
+  progress = {store_io.get(), pool.get(), device.get(), &layout, &peers, &stats, &buckets};
+  thread = std::thread([this] { run(); });
+}
+
+TrafficManager::State::~State() {
+  stopping.store(true, std::memory_order_release);
+  wake->ring();
+  thread.join();
+}
+
+std::shared_ptr<Ticket> TrafficManager::State::submit(std::unique_ptr<Operation> operation) {
+  auto ticket = operation->ticket();
+  operation->begin(*pool);
+  if (!commands.push(operation)) {
+    operation->drop(*pool);
+    throw Error(ErrorCode::kExhausted, "TrafficManager: 4096 operations wait already");
+  }
+  wake->ring();
+  return ticket;
+}
+
+// The progress loop: everything that can move, moves; then sleep until something can.
+void TrafficManager::State::run() noexcept {
+  prctl(PR_SET_NAME, "kvt-progress");
+  while (!stopping.load(std::memory_order_acquire)) {
+    wake->drain();
+    progress.now_ns = now_ns();
+    progress.wake_at_ns = kNoDeadline;
+    bool moved = take_commands();
+    if (listener) {
+      for (auto& link : listener->take_accepted()) peers.add(std::move(link));
+    }
+    if (store_io) moved |= store_io->poll() > 0;
+    moved |= peers.poll();
+    moved |= step_operations();
+    io->submit();
+    moved |= ring_doorbells();
+    if (!moved) sleep();
+  }
+  stop_all();
+}
+
+bool TrafficManager::State::take_commands() noexcept {
+  bool any = false;
+  for (std::unique_ptr<Operation> operation; commands.pop(operation); any = true) {
+    operations.push_back(std::move(operation));
+  }
+  return any;
+}
+
+bool TrafficManager::State::step_operations() noexcept {
+  bool moved = false;
+  for (auto it = operations.begin(); it != operations.end();) {
+    Operation& operation = **it;
+    operation.check_limits(progress);
+    moved |= operation.step(progress);
+    if (operation.finished()) {
+      operation.end(progress, *events);
+      it = operations.erase(it);
+      moved = true;
+    } else {
+      ++it;
+    }
+  }
+  return moved;
+}
+
+bool TrafficManager::State::ring_doorbells() noexcept {
+  const Peers::Doorbell rung = peers.doorbell();
+  // A peer that is slow to read its immediates wakes nobody: look again soon.
+  if (rung.back_pressure) {
+    progress.wake_at_ns = std::min(progress.wake_at_ns, progress.now_ns + 200'000);
+  }
+  return rung.posted;
+}
+
+void TrafficManager::State::sleep() noexcept {
+  event_fds.clear();
+  event_fds.push_back(wake->fd());
+  if (io->in_flight() > 0) event_fds.push_back(io->event_fd());
+  peers.append_event_fds(event_fds);
+  waiting.clear();
+  for (const int fd : event_fds) waiting.push_back({fd, POLLIN, 0});
+  timespec timeout{};
+  if (progress.wake_at_ns != kNoDeadline) {
+    const int64_t left = std::max<int64_t>(progress.wake_at_ns - now_ns(), 0);
+    timeout = {left / 1'000'000'000, left % 1'000'000'000};
+  }
+  ppoll(waiting.data(), waiting.size(), progress.wake_at_ns == kNoDeadline ? nullptr : &timeout,
+        nullptr);
+}
+
+// Every operation is stopped and drained, so that no memory is given up under a transfer.
+void TrafficManager::State::stop_all() noexcept {
+  take_commands();
+  for (auto& operation : operations) operation->ticket()->cancel();
+  while (!operations.empty()) {
+    progress.now_ns = now_ns();
+    if (store_io) store_io->poll();
+    peers.poll();
+    step_operations();
+    io->submit();
+    ring_doorbells();
+    if (!operations.empty()) {
+      progress.wake_at_ns = now_ns() + 1'000'000;
+      sleep();
+    }
+  }
+}
+
+TrafficManager::TrafficManager(std::shared_ptr<BlockStore> store, std::shared_ptr<BufferPool> pool,
+                               std::shared_ptr<MemoryRegion> device, const BlockLayout& layout,
+                               const TrafficOptions& options)
+    : state_(std::make_unique<State>(std::move(store), std::move(pool), std::move(device), layout,
+                                     options)) {}
+
+TrafficManager::~TrafficManager() = default;
+
+std::shared_ptr<LayerStream> TrafficManager::make_stream(uint32_t expected) {
+  return std::make_shared<LayerStream>(state_->layout.num_layers(), expected, state_->events,
+                                       state_->wake);
+}
+
+namespace {
+
+void require(bool condition, const std::string& what) {
+  if (!condition) throw Error(ErrorCode::kInvalidArgument, "TrafficManager: " + what);
+}
+
+void check_slots(const BufferPool& pool, const std::vector<uint32_t>& slots) {
+  for (const uint32_t slot : slots) {
+    require(slot < pool.num_slots(), "slot " + std::to_string(slot) + " outside 0.." +
+                                         std::to_string(pool.num_slots() - 1));
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Ticket> TrafficManager::load(LoadSpec spec) {
+  require(state_->store != nullptr, "load needs a store");
+  require(spec.chain.size() == spec.slots.size(), "load needs one slot per block");
+  check_slots(*state_->pool, spec.slots);
+  return state_->submit(make_load(std::move(spec), state_->layout, state_->stats));
+}
+
+std::shared_ptr<Ticket> TrafficManager::persist(PersistSpec spec) {
+  require(state_->store != nullptr, "persist needs a store");
+  require(spec.chain.size() == spec.slots.size(), "persist needs one slot per block");
+  check_slots(*state_->pool, spec.slots);
+  // Admission may scan the directory and evict, so it runs here and not in the progress thread.
+  size_t admitted = 0;
+  while (admitted < spec.chain.size() &&
+         (state_->store->contains(spec.chain[admitted]) || state_->store->admit_write())) {
+    ++admitted;
+  }
+  spec.chain.resize(admitted);
+  spec.slots.resize(admitted);
+  return state_->submit(make_persist(std::move(spec)));
+}
+
+namespace {
+
+// Everything about a move that could only fail later, in the progress thread, is refused here.
+void check_move(const MoveSpec& spec, MoveKind kind, const BlockLayout& layout,
+                const BufferPool& pool, bool has_device) {
+  check_slots(pool, spec.slots);
+  require(!spec.into || spec.into->num_layers() == layout.num_layers(), "`into` has other layers");
+  require(!spec.after || spec.after->num_layers() == layout.num_layers(),
+          "`after` has other layers");
+  if (kind == MoveKind::kServe) return;
+  require(has_device && spec.cache != nullptr, "stage and push need a device cache");
+  spec.cache->check_compatible(layout);
+  if (kind == MoveKind::kStage) {
+    for (const uint64_t start : spec.block_starts) {
+      require(start <= pool.region()->bytes() &&
+                  layout.full_block_bytes() <= pool.region()->bytes() - start,
+              "a block at offset " + std::to_string(start) + " leaves the pool");
+    }
+  }
+  std::vector<CopyRange> ranges;
+  spec.cache->plan(layout,
+                   {.first_token = spec.first_token,
+                    .num_tokens = spec.num_tokens,
+                    .pages = spec.pages,
+                    .block_starts = spec.block_starts},
+                   ranges);
+}
+
+}  // namespace
+
+std::shared_ptr<Ticket> TrafficManager::stage(MoveSpec spec) {
+  check_move(spec, MoveKind::kStage, state_->layout, *state_->pool, state_->device != nullptr);
+  return state_->submit(make_move(MoveKind::kStage, std::move(spec), state_->layout.num_layers()));
+}
+
+std::shared_ptr<Ticket> TrafficManager::stage_from_peer(MoveSpec spec) {
+  check_move(spec, MoveKind::kStageFromPeer, state_->layout, *state_->pool,
+             state_->device != nullptr);
+  return state_->submit(
+      make_move(MoveKind::kStageFromPeer, std::move(spec), state_->layout.num_layers()));
+}
+
+std::shared_ptr<Ticket> TrafficManager::push(MoveSpec spec) {
+  check_move(spec, MoveKind::kPush, state_->layout, *state_->pool, state_->device != nullptr);
+  return state_->submit(make_move(MoveKind::kPush, std::move(spec), state_->layout.num_layers()));
+}
+
+std::shared_ptr<Ticket> TrafficManager::serve(MoveSpec spec) {
+  check_move(spec, MoveKind::kServe, state_->layout, *state_->pool, state_->device != nullptr);
+  return state_->submit(make_move(MoveKind::kServe, std::move(spec), state_->layout.num_layers()));
+}
+
+uint32_t TrafficManager::open_receive(std::shared_ptr<LayerStream> stream) {
+  require(stream != nullptr, "a receive needs a stream");
+  return state_->peers.open_receive(std::move(stream));
+}
+
+void TrafficManager::close_receive(uint32_t tag) { state_->peers.close_receive(tag); }
+
+PeerId TrafficManager::connect(const std::string& address, int64_t deadline_ns) {
+  require(state_->listener != nullptr, "connecting needs a listen address of our own");
+  const PeerId id = state_->peers.add(state_->listener->connect(address, deadline_ns));
+  state_->wake->ring();
+  return id;
+}
+
+PeerId TrafficManager::wait_peer(const std::string& name, int64_t deadline_ns) {
+  return state_->peers.wait(name, deadline_ns);
+}
+
+bool TrafficManager::peer_alive(PeerId peer) const { return state_->peers.alive(peer); }
+
+WorkRingCounters TrafficManager::ring_counters() const { return state_->peers.counters(); }
+
+uint64_t TrafficManager::read_queue_tokens() const noexcept {
+  return state_->stats.pending_read_bytes.load(std::memory_order_relaxed) /
+         state_->layout.bytes_per_token();
+}
+
+TrafficCounters TrafficManager::counters(TrafficKind kind) const noexcept {
+  return state_->stats.counters(kind);
+}
+
+void TrafficManager::set_cap(TrafficKind kind, uint64_t bytes_per_second) noexcept {
+  state_->buckets[static_cast<size_t>(kind)].set_rate(bytes_per_second);
+}
+
+std::vector<TraceEvent> TrafficManager::take_trace() { return state_->stats.take_trace(); }
+
+int TrafficManager::event_fd() const noexcept { return state_->events->fd(); }
+void TrafficManager::drain_events() noexcept { state_->events->drain(); }
+std::string_view TrafficManager::io_backend() const noexcept { return state_->io->backend(); }
+const std::string& TrafficManager::io_fallback_reason() const noexcept {
+  return state_->io->fallback_reason();
+}
+
+}  // namespace kvtransfer
