@@ -24,13 +24,17 @@ PathPolicy = Literal["pe", "de", "auto"]
 @dataclass
 class _Engine:
     report: EngineReport
-    # Hit tokens assigned to be read here that no report of the engine can contain yet.
-    unreported_reads: dict[int, int] = field(default_factory=dict)
+    # Assigned here, and in no report of the engine yet: the request and the hit tokens it will read.
+    unreported: dict[int, tuple[Request, int]] = field(default_factory=dict)
     total_reads: int = 0
 
     def seen(self) -> EngineReport:
-        pending = sum(self.unreported_reads.values())
-        return replace(self.report, read_queue_tokens=self.report.read_queue_tokens + pending)
+        """The report as it will read once everything assigned has arrived."""
+        report = self.report
+        for request, reads in self.unreported.values():
+            report = report.with_request(request)
+            report = replace(report, read_queue_tokens=report.read_queue_tokens + reads)
+        return report
 
 
 @dataclass
@@ -68,13 +72,13 @@ class Scheduler:
 
     def report(self, report: EngineReport, seen_requests: frozenset[int] = frozenset()) -> None:
         """Newer numbers of an engine. ``seen_requests`` are the assignments it had received when it
-        counted; their reads are in the numbers now."""
+        counted; they are in the numbers now."""
         engine = self._prefill.get(report.engine) or self._decode.get(report.engine)
         if engine is None:
             raise InvalidArgument(f"report of unknown engine {report.engine}")
         engine.report = report
-        for request_id in seen_requests & engine.unreported_reads.keys():
-            del engine.unreported_reads[request_id]
+        for request_id in seen_requests & engine.unreported.keys():
+            del engine.unreported[request_id]
 
     def submit(self, request: Request) -> None:
         if request.request_id in self._placements:
@@ -86,7 +90,7 @@ class Scheduler:
     def finish(self, request_id: int) -> None:
         self._placements.pop(request_id, None)
         for engine in (*self._prefill.values(), *self._decode.values()):
-            engine.unreported_reads.pop(request_id, None)
+            engine.unreported.pop(request_id, None)
 
     def engine_lost(self, name: str) -> list[Request]:
         """Forgets an engine. Its unfinished requests are queued again and returned."""
@@ -114,7 +118,7 @@ class Scheduler:
             self._prefill_queue, [e.seen() for e in self._prefill.values()], self.limits
         ):
             self._placements[request.request_id].prefill = name
-            self._take(self._prefill[name], request)
+            self._prefill[name].unreported[request.request_id] = (request, 0)
         groups: dict[str, list[EngineReport]] = {}
         for engine in self._decode.values():
             groups.setdefault(engine.report.group, []).append(engine.seen())
@@ -122,7 +126,7 @@ class Scheduler:
         for group, engines in groups.items():
             for request, name in assign_decode(self._private[group], engines):
                 self._placements[request.request_id].decode = name
-                self._take(self._decode[name], request)
+                self._decode[name].unreported[request.request_id] = (request, 0)
         complete = [p for p in self._placements.values() if p.prefill and p.decode]
         return [self._assign(p) for p in complete if not p.assigned]
 
@@ -138,15 +142,13 @@ class Scheduler:
 
     # ------------------------------------------------------------------ inside
 
-    @staticmethod
-    def _take(engine: _Engine, request: Request) -> None:
-        engine.report = engine.report.with_request(request)
-
     def _requeue(self, placement: _Placement) -> None:
         request = placement.request
         for queue in (self._prefill_queue, self._decode_queue, *self._private.values()):
             if request in queue:
                 queue.remove(request)
+        for engine in (*self._prefill.values(), *self._decode.values()):
+            engine.unreported.pop(request.request_id, None)
         placement.prefill = placement.decode = None
         placement.assigned = False
         self._prefill_queue.appendleft(request)
@@ -169,6 +171,7 @@ class Scheduler:
         placement.assigned = True
         reader = prefill if path == "pe" else decode
         request = placement.request
-        reader.unreported_reads[request.request_id] = request.cached_tokens
+        if request.request_id in reader.unreported:
+            reader.unreported[request.request_id] = (request, request.cached_tokens)
         reader.total_reads += request.cached_tokens
         return Assignment(request, placement.prefill, placement.decode, path)

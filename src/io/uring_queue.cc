@@ -3,11 +3,14 @@
 #include <liburing.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <deque>
 #include <vector>
 
+#include "base/fd.h"
 #include "io/io_slots.h"
 #include "io/twins.h"
 
@@ -48,6 +51,9 @@ std::string denied_text(int rc) {
 class UringQueue final : public IoQueue {
  public:
   UringQueue(io_uring ring, unsigned flags, uint32_t depth) : ring_(ring), slots_(depth) {
+    // Polling the ring's own descriptor misses completions of deferred task work: they are posted
+    // only when this thread enters the kernel. The registered eventfd is rung when such work is added.
+    io_uring_register_eventfd(&ring_, event_.get());
     deferred_ = (flags & IORING_SETUP_DEFER_TASKRUN) != 0;
     disabled_ = (flags & IORING_SETUP_SINGLE_ISSUER) != 0;
   }
@@ -97,6 +103,8 @@ class UringQueue final : public IoQueue {
 
   size_t poll(std::span<IoCompletion> out) noexcept override {
     if (slots_.in_flight() == 0) return 0;
+    uint64_t rung;
+    [[maybe_unused]] const ssize_t n = read(event_.get(), &rung, sizeof rung);
     if (deferred_ && !disabled_) io_uring_get_events(&ring_);
     size_t count = 0;
     io_uring_cqe* cqe;
@@ -121,7 +129,7 @@ class UringQueue final : public IoQueue {
     return count;
   }
 
-  int event_fd() const noexcept override { return ring_.ring_fd; }
+  int event_fd() const noexcept override { return event_.get(); }
   uint32_t in_flight() const noexcept override { return slots_.in_flight(); }
   uint32_t depth() const noexcept override { return slots_.depth(); }
   std::string_view backend() const noexcept override { return "uring"; }
@@ -196,6 +204,7 @@ class UringQueue final : public IoQueue {
   }
 
   io_uring ring_;
+  Fd event_{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   IoSlots slots_;
   std::vector<iovec> registered_;
   bool deferred_ = false;
