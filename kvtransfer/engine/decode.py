@@ -69,6 +69,7 @@ class _Request:
     persists: list[tuple[int, Ticket]] = field(default_factory=list)  # (first block, ticket)
     failures: list[str] = field(default_factory=list)
     load_s: float = 0.0
+    load_end_ns: int = 0
     loaded_bytes: int = 0
 
     @property
@@ -285,6 +286,7 @@ class DecodeEngine(Engine):
         if request.load is not None:
             request.load.wait(self.config.deadline_s)
             request.load_s += request.load.seconds
+            request.load_end_ns = request.load.end_ns
             request.loaded_bytes += request.load.num_bytes
         full = request.prompt_tokens // self.config.block_tokens
         request.persisted = done.stats.hit_blocks
@@ -392,6 +394,7 @@ class DecodeEngine(Engine):
                 prefill=request.assign.prefill,
                 decode=self.name,
                 load_s=request.load_s,
+                load_end_ns=request.load_end_ns,
                 loaded_bytes=request.loaded_bytes,
                 attempts=request.attempt + 1,
                 failures=request.failures,

@@ -136,6 +136,7 @@ class PrefillStats(_Message):
     hit_blocks: int
     chunks: int
     load_s: float
+    load_end_ns: int
     loaded_bytes: int
     stall_s: list[float]
     compute_s: list[float]
@@ -176,6 +177,7 @@ class Finished(_Message):
     prefill: str = ""
     decode: str = ""
     load_s: float = 0.0
+    load_end_ns: int = 0
     loaded_bytes: int = 0
     attempts: int = 1
     failures: list[str] = []

@@ -403,6 +403,7 @@ class PrefillEngine(Engine):
             hit_blocks=request.hit_blocks,
             chunks=request.chunks,
             load_s=request.load.seconds if request.load else 0.0,
+            load_end_ns=request.load.end_ns if request.load else 0,
             loaded_bytes=request.load.num_bytes if request.load else 0,
             stall_s=request.stall_s.tolist(),
             compute_s=request.compute_s.tolist(),

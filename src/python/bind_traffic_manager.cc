@@ -38,6 +38,8 @@ void bind_ticket(py::module_& m) {
                              })
       .def_property_readonly("num_bytes",
                              [](const Ticket& self) { return self.done() ? self.bytes() : 0; })
+      .def_property_readonly("end_ns",
+                             [](const Ticket& self) { return self.done() ? self.end_ns() : 0; })
       .def_property_readonly("seconds", [](const Ticket& self) {
         return self.done() ? static_cast<double>(self.end_ns() - self.begin_ns()) * 1e-9 : 0.0;
       });

@@ -1,0 +1,1 @@
+"""The ``kvtransfer`` command: one file per subcommand."""
