@@ -119,8 +119,10 @@ class BlockStore {
   std::string directory_of(const BlockId& id) const;
 
   // --- for the asynchronous reader and writer (src/store/store_io.h) ---
-  // False: full (cap can't be met, or no space on the device); says so once on standard error.
+  // Reserves room for one block, evicting if need be. False: full (the cap can't be met, or no space
+  // on the device); says so once on standard error. Each true is paid back by end_writes().
   bool admit_write() noexcept;
+  void end_writes(uint32_t admitted) noexcept;
   void published(const BlockId& id, bool duplicate) noexcept;
   void write_failed(int error) noexcept;
   void read_failed(const BlockId& id, bool corrupt) noexcept;
@@ -130,6 +132,7 @@ class BlockStore {
   void check_manifest();
   bool exists(const BlockId& id) noexcept;
   bool space_left() noexcept;
+  bool over_cap() const noexcept;
   uint64_t remove_leaves(uint64_t target_bytes);
 
   std::string root_;
@@ -139,9 +142,10 @@ class BlockStore {
   uint32_t header_bytes_;
   bool direct_io_ = true;
 
-  mutable std::mutex mutex_;  // guards catalog_ and stats_
+  mutable std::mutex mutex_;  // guards catalog_, stats_ and writing_
   std::unique_ptr<Catalog> catalog_;
   StoreStats stats_;
+  uint64_t writing_ = 0;  // admitted and not ended
 };
 
 }  // namespace kvtransfer

@@ -78,7 +78,7 @@ class Ticket {
   // False when the deadline passes first.
   bool wait(int64_t deadline_ns) const noexcept;
   // Asks the operation to stop. It is done() when nothing can be touched any more.
-  void cancel() noexcept { cancelled_.store(true, std::memory_order_release); }
+  void cancel() noexcept;
   bool cancelled() const noexcept { return cancelled_.load(std::memory_order_acquire); }
 
   // --- valid once done() ---
@@ -99,6 +99,7 @@ class Ticket {
   uint64_t bytes_ = 0;
   int64_t begin_ns_ = 0;
   int64_t end_ns_ = 0;
+  std::shared_ptr<Notifier> wake_;  // of the progress thread
   std::atomic<bool> cancelled_{false};
   std::atomic<uint32_t> done_{0};  // release pairs with done(): the fields above are final
 };

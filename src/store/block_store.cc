@@ -200,12 +200,19 @@ bool BlockStore::space_left() noexcept {
   return uint64_t{info.f_bavail} * info.f_frsize >= options_.free_space_floor + file_bytes();
 }
 
+// True when one block more than there are and will be breaks the cap.
+bool BlockStore::over_cap() const noexcept {
+  const std::lock_guard lock(mutex_);
+  return options_.max_bytes != 0 &&
+         (catalog_->size() + writing_ + 1) * file_bytes() > options_.max_bytes;
+}
+
 bool BlockStore::admit_write() noexcept {
-  const bool capped = options_.max_bytes != 0;
-  if (capped && (stats().blocks + 1) * file_bytes() > options_.max_bytes) evict();
-  const bool over = capped && (stats().blocks + 1) * file_bytes() > options_.max_bytes;
+  if (over_cap()) evict();
+  const bool over = over_cap();
   const bool admitted = !over && space_left();
   const std::lock_guard lock(mutex_);
+  if (admitted) ++writing_;
   if (!admitted) ++stats_.refused_full;
   if (!admitted && !stats_.writes_stopped) {
     fprintf(stderr, "kvtransfer: store %s is full (%s): writes stop, reads go on\n", root_.c_str(),
@@ -213,6 +220,11 @@ bool BlockStore::admit_write() noexcept {
   }
   stats_.writes_stopped = !admitted;
   return admitted;
+}
+
+void BlockStore::end_writes(uint32_t admitted) noexcept {
+  const std::lock_guard lock(mutex_);
+  writing_ -= std::min<uint64_t>(admitted, writing_);
 }
 
 void BlockStore::published(const BlockId& id, bool duplicate) noexcept {
@@ -275,7 +287,10 @@ uint64_t BlockStore::remove_leaves(uint64_t target_bytes) {
   std::vector<BlockId> plan;
   {
     const std::lock_guard guard(mutex_);
-    plan = catalog_->plan_eviction(target_bytes / file_bytes());
+    // Room for what is being written and one more, whatever the hysteresis leaves.
+    const uint64_t most = options_.max_bytes / file_bytes();
+    const uint64_t room = most - std::min(most, writing_ + 1);
+    plan = catalog_->plan_eviction(std::min(target_bytes / file_bytes(), room));
   }
   uint64_t removed = 0;
   for (const BlockId& id : plan) {

@@ -378,7 +378,12 @@ void StoreIo::fail_write(const Record& record, int error) noexcept {
 uint32_t StoreIo::write_now(std::span<const BlockId> chain, std::span<const uint32_t> slots,
                             uint32_t valid_tokens_of_last) {
   WriteJob job;
-  for (size_t i = 0; i < chain.size() && store_.admit_write(); ++i) {
+  uint32_t admitted = 0;
+  for (size_t i = 0; i < chain.size(); ++i) {
+    if (!store_.contains(chain[i])) {
+      if (!store_.admit_write()) break;
+      ++admitted;
+    }
     job.chain.push_back(chain[i]);
     job.slots.push_back(slots[i]);
   }
@@ -393,6 +398,7 @@ uint32_t StoreIo::write_now(std::span<const BlockId> chain, std::span<const uint
       ::poll(&ready, 1, 100);
     }
   }
+  store_.end_writes(admitted);
   return static_cast<uint32_t>(std::count(job.stored.begin(), job.stored.end(), true));
 }
 

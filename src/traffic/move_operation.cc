@@ -1,7 +1,5 @@
 // The layer-by-layer moves: stage, stage_from_peer, push, serve. One class: they differ in direction
 // and medium only.
-#include <deque>
-
 #include "device/host_copy.h"
 #include "traffic/operation.h"
 
@@ -40,9 +38,7 @@ class MoveOperation final : public Operation {
   }
 
   bool finished() const noexcept override {
-    return first_unfinished_ == num_layers_ ||
-           (stopping_ && std::all_of(batches_.begin(), batches_.end(),
-                                     [](const RingBatch& b) { return b.outstanding == 0; }));
+    return first_unfinished_ == num_layers_ || (stopping_ && quiet());
   }
 
   void stop(Progress& progress, Outcome why) noexcept override {
@@ -62,7 +58,7 @@ class MoveOperation final : public Operation {
 
  private:
   bool quiet() const noexcept {
-    return std::all_of(batches_.begin(), batches_.end(),
+    return notice_.outstanding == 0 && std::all_of(batches_.begin(), batches_.end(),
                        [](const RingBatch& b) { return b.outstanding == 0; });
   }
   bool source_ready() const noexcept {
@@ -135,7 +131,7 @@ class MoveOperation final : public Operation {
     for (; cursor_ < ranges_.size(); ++cursor_) {
       if (!post(batch, range_request(ranges_[cursor_]))) return false;
     }
-    if (kind_ != MoveKind::kStageFromPeer && !post(batch, immediate_request())) return false;
+    if (kind_ != MoveKind::kStageFromPeer && !post(batch, immediate_request(next_layer_))) return false;
     batch.posted = true;
     ring_->doorbell();
     return true;
@@ -160,11 +156,18 @@ class MoveOperation final : public Operation {
     return request;
   }
 
-  WorkRequest immediate_request() const noexcept {
+  WorkRequest immediate_request(uint32_t layer) const noexcept {
     WorkRequest request;
     request.op = LinkOp::kWriteWithImmediate;
-    request.immediate = pack_immediate(spec_.tag, next_layer_);
+    request.immediate = pack_immediate(spec_.tag, layer);
     return request;
+  }
+
+  // Tells a receiver that waits for our immediates that no more will come.
+  void send_notice(Progress& progress) noexcept {
+    if (kind_ != MoveKind::kPush && kind_ != MoveKind::kServe) return;
+    if (ring_ == nullptr) ring_ = progress.peers->ring(spec_.peer);
+    if (ring_ != nullptr && post(notice_, immediate_request(kGaveUp))) ring_->doorbell();
   }
 
   // Reports layers whose requests have all retired, in order.
@@ -192,6 +195,7 @@ class MoveOperation final : public Operation {
     if (stopping_) return;
     stopping_ = true;
     if (why.code != ErrorCode::kCancelled) progress.stats->record_failure(traffic_kind());
+    send_notice(progress);
     if (spec_.into) spec_.into->fail(why);
     set_outcome(std::move(why));
   }
@@ -200,6 +204,7 @@ class MoveOperation final : public Operation {
   const MoveSpec spec_;
   const uint32_t num_layers_;
   std::vector<RingBatch> batches_;  // per layer; addresses are cookies, so never resized
+  RingBatch notice_;                // the negative acknowledgement
   std::vector<CopyRange> ranges_;   // of next_layer_, reused
   size_t cursor_ = 0;               // first range not posted yet
   bool planned_ = false;

@@ -53,7 +53,8 @@ class Operation {
   virtual void stop(Progress& progress, Outcome why) noexcept = 0;
 
   // Called once, by the submitter, who still holds the slots.
-  void begin(BufferPool& pool) noexcept {
+  void begin(BufferPool& pool, std::shared_ptr<Notifier> wake) noexcept {
+    ticket_->wake_ = std::move(wake);
     ticket_->begin_ns_ = now_ns();
     for (const uint32_t slot : retained_) pool.retain(slot);
   }
@@ -103,7 +104,9 @@ class Operation {
 };
 
 std::unique_ptr<Operation> make_load(LoadSpec spec, const BlockLayout& layout, TrafficStats& stats);
-std::unique_ptr<Operation> make_persist(PersistSpec spec);
+// `admitted` blocks of the store's reservation are paid back when the operation ends.
+std::unique_ptr<Operation> make_persist(PersistSpec spec, std::shared_ptr<BlockStore> store,
+                                        uint32_t admitted);
 
 enum class MoveKind : uint8_t { kStage, kStageFromPeer, kPush, kServe };
 std::unique_ptr<Operation> make_move(MoveKind kind, MoveSpec spec, uint32_t num_layers);

@@ -65,7 +65,12 @@ void Peers::deliver(uint32_t immediate) noexcept {
     if (it == receives_.end()) return;  // a receive that was closed: an old attempt's, dropped
     stream = it->second;
   }
-  stream->arrive(immediate & ((1u << kLayerBits) - 1));
+  const uint32_t layer = immediate & kGaveUp;
+  if (layer == kGaveUp) {
+    stream->fail({ErrorCode::kCancelled, 0, "the peer gave this transfer up"});
+  } else {
+    stream->arrive(layer);
+  }
 }
 
 bool Peers::poll_peer(Peer& peer) noexcept {

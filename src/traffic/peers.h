@@ -21,6 +21,8 @@ namespace kvtransfer {
 constexpr uint32_t kLayerBits = 10;
 constexpr uint32_t kTagMask = (1u << (32 - kLayerBits)) - 1;
 constexpr uint32_t pack_immediate(uint32_t tag, uint32_t layer) { return tag << kLayerBits | layer; }
+// In place of a layer: the sender gave the transfer up. The receive fails instead of waiting on.
+constexpr uint32_t kGaveUp = (1u << kLayerBits) - 1;
 static_assert(BlockLayout::kMaxLayers == (1u << kLayerBits) - 1);
 
 // Requests of one layer of one operation; retired requests find it by address (the cookie).

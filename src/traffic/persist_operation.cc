@@ -6,11 +6,15 @@ namespace {
 
 class PersistOperation final : public Operation {
  public:
-  explicit PersistOperation(PersistSpec spec)
-      : Operation(spec.slots, kNoDeadline), trace_id_(spec.trace_id) {
+  PersistOperation(PersistSpec spec, std::shared_ptr<BlockStore> store, uint32_t admitted)
+      : Operation(spec.slots, kNoDeadline),
+        trace_id_(spec.trace_id),
+        store_(std::move(store)),
+        admitted_(admitted) {
     job_.chain = std::move(spec.chain);
     job_.slots = std::move(spec.slots);
   }
+  ~PersistOperation() override { store_->end_writes(admitted_); }
 
   bool step(Progress& progress) noexcept override {
     if (!begun_) {
@@ -58,13 +62,16 @@ class PersistOperation final : public Operation {
 
   WriteJob job_;
   uint64_t trace_id_;
+  std::shared_ptr<BlockStore> store_;
+  uint32_t admitted_;
   bool begun_ = false;
 };
 
 }  // namespace
 
-std::unique_ptr<Operation> make_persist(PersistSpec spec) {
-  return std::make_unique<PersistOperation>(std::move(spec));
+std::unique_ptr<Operation> make_persist(PersistSpec spec, std::shared_ptr<BlockStore> store,
+                                        uint32_t admitted) {
+  return std::make_unique<PersistOperation>(std::move(spec), std::move(store), admitted);
 }
 
 }  // namespace kvtransfer

@@ -22,6 +22,11 @@ bool Ticket::wait(int64_t deadline_ns) const noexcept {
   return true;
 }
 
+void Ticket::cancel() noexcept {
+  cancelled_.store(true, std::memory_order_release);
+  if (wake_) wake_->ring();
+}
+
 struct TrafficManager::State {
   State(std::shared_ptr<BlockStore> store_in, std::shared_ptr<BufferPool> pool_in,
         std::shared_ptr<MemoryRegion> device_in, const BlockLayout& layout_in,
@@ -98,7 +103,7 @@ TrafficManager::State::~State() {
 
 std::shared_ptr<Ticket> TrafficManager::State::submit(std::unique_ptr<Operation> operation) {
   auto ticket = operation->ticket();
-  operation->begin(*pool);
+  operation->begin(*pool, wake);
   if (!commands.push(operation)) {
     operation->drop(*pool);
     throw Error(ErrorCode::kExhausted, "TrafficManager: 4096 operations wait already");
@@ -236,14 +241,16 @@ std::shared_ptr<Ticket> TrafficManager::persist(PersistSpec spec) {
   require(spec.chain.size() == spec.slots.size(), "persist needs one slot per block");
   check_slots(*state_->pool, spec.slots);
   // Admission may scan the directory and evict, so it runs here and not in the progress thread.
-  size_t admitted = 0;
-  while (admitted < spec.chain.size() &&
-         (state_->store->contains(spec.chain[admitted]) || state_->store->admit_write())) {
+  uint32_t admitted = 0;
+  size_t blocks = 0;
+  for (; blocks < spec.chain.size(); ++blocks) {
+    if (state_->store->contains(spec.chain[blocks])) continue;
+    if (!state_->store->admit_write()) break;
     ++admitted;
   }
-  spec.chain.resize(admitted);
-  spec.slots.resize(admitted);
-  return state_->submit(make_persist(std::move(spec)));
+  spec.chain.resize(blocks);
+  spec.slots.resize(blocks);
+  return state_->submit(make_persist(std::move(spec), state_->store, admitted));
 }
 
 namespace {
