@@ -76,9 +76,9 @@ def replay(
     _check_positive(turns=turns, sessions=sessions, scale=scale, pool_blocks=pool_blocks)
     console = Console()
 
-    from kvtransfer.models import load_model
+    from kvtransfer.models import load_model, namespace_of
 
-    loaded = load_model(model, dtype, tokenizer=not demo)
+    loaded = load_model(model, dtype, tokenizer=model != "tiny")
     work = _read_work(files or [], loaded, turns, sessions, scale, seed)
     if storage_mbps is None:
         storage_mbps = DEMO_READ_CAP / MEGA if demo else 0
@@ -87,6 +87,8 @@ def replay(
         "model": model,
         "dtype": dtype,
         "block_tokens": block_tokens,
+        "namespace": namespace_of(loaded, block_tokens).digest().hex(),
+        "layer_planes": loaded.layer_planes,
         "store_max_bytes": int(store_max_mb * MEGA),
         "num_prefill": prefill,
         "num_decode": decode,
@@ -233,26 +235,24 @@ def _show(console: Console, runs: list[ReplayRun], table: bool, model: Model) ->
     if table:
         for run in runs:
             wide.print(per_turn_table(run))
-    wide.print(summary_table(runs, _recompute_seconds(runs[-1])))
+    wide.print(summary_table(runs, _recompute_seconds(runs[-1], model)))
     for run in runs:
         for engine, reason in run.lost.items():
             console.print(f"path {run.config.path}: {engine} was lost: {reason}")
 
 
-def _recompute_seconds(run: ReplayRun) -> float:
+def _recompute_seconds(run: ReplayRun, model: Model) -> float:
     """Prefill of the longest prompt without any cache, on one thread, as an engine would."""
     import numpy as np
     import torch
 
-    from kvtransfer.models import load_model
-
     torch.set_num_threads(1)
     prompt = max((r.prompt for r in run.records), key=len).astype(np.int64)
-    module = load_model(run.config.model, run.config.dtype, attention="sdpa").module
+    model.use_attention("sdpa")
     ids = torch.from_numpy(prompt).unsqueeze(0)
     with torch.inference_mode():
         begin = time.perf_counter()
-        module(input_ids=ids, logits_to_keep=1)
+        model.module(input_ids=ids, logits_to_keep=1)
         return time.perf_counter() - begin
 
 

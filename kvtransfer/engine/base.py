@@ -25,21 +25,16 @@ from kvtransfer.engine.messages import (
     encode_message,
 )
 from kvtransfer.errors import Mismatch
-from kvtransfer.keys import Namespace
 from kvtransfer.memory import make_pool
-from kvtransfer.models import Arena, Model, load_model
+from kvtransfer.models import Arena, load_model, namespace_of
 from kvtransfer.store import BlockStore
 from kvtransfer.transport import TrafficManager
 
-__all__ = ["Engine", "namespace_of", "describe_logits", "send"]
+__all__ = ["Engine", "describe_logits", "send"]
 
 log = logging.getLogger(__name__)
 IDLE_POLL_MS = 200
 REPORT_INTERVAL_S = 0.2
-
-
-def namespace_of(config: ClusterConfig, model: Model) -> Namespace:
-    return Namespace(config.model, model.revision, config.dtype, model.layout(config.block_tokens))
 
 
 def send(socket: zmq.Socket[bytes], message: Message, to: str | None = None) -> None:
@@ -66,9 +61,14 @@ class Engine(ABC):
         self.epoch = time.time_ns() ^ os.getpid()
         self.model = load_model(config.model, config.dtype)
         self.runner = self.model.runner()
-        self.layout = self.model.layout(config.block_tokens)
+        self.layout = config.layout
+        self.root_key = config.root_key
+        if namespace_of(self.model, config.block_tokens).digest() != self.root_key:
+            raise Mismatch(
+                f"this process's model {config.model} ({self.model.revision}, "
+                f"{self.model.layout(config.block_tokens)}) is not the cluster's"
+            )
         self.parts = config.read_parts or self.layout.num_layers
-        self.root_key = namespace_of(config, self.model).digest()
         self.store = BlockStore(
             config.store,
             self.root_key,

@@ -34,7 +34,7 @@ from kvtransfer.errors import ClusterError
 
 __all__ = ["Cluster", "new_cluster_name"]
 
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 20.0
 POLL_MS = 100
 CLIENT = b"client"

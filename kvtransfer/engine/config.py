@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from kvtransfer.errors import InvalidArgument
+from kvtransfer.layout import BlockLayout
 from kvtransfer.scheduler import AttentionTimeModel
 
 __all__ = ["ClusterConfig"]
@@ -19,6 +20,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str = "tiny"
     dtype: Literal["float32", "bfloat16"] = "float32"
     block_tokens: int = 64
+    namespace: str  # hex digest; an engine that computes another one refuses to start
+    layer_planes: list[list[int]]  # bytes per token of each plane of each layer
     store: str
     store_max_bytes: int = 0
     fsync: bool = False
@@ -60,8 +63,19 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, field)
             if not low <= value <= high:
                 raise InvalidArgument(f"{field} must be {low}..{high}, got {value}")
+        if len(self.namespace) != 64:
+            raise InvalidArgument("namespace must be the hex of a 32-byte digest")
         if self.deadline_s <= 0 or self.quota_s <= 0:
             raise InvalidArgument("deadline_s and quota_s must be positive")
+
+    @property
+    def layout(self) -> BlockLayout:
+        return BlockLayout.per_layer(self.block_tokens, self.layer_planes)
+
+    @property
+    def root_key(self) -> bytes:
+        """The namespace digest: the parent of every chain's first block."""
+        return bytes.fromhex(self.namespace)
 
     # Abstract socket names: nothing of them is left in a file system.
     @property

@@ -19,7 +19,8 @@ from kvtransfer.engine.base import describe_logits
 from kvtransfer.engine.replay import ReplayRun, TurnRecord
 from kvtransfer.engine.sequences import ResidentSequence
 from kvtransfer.keys import chain_keys
-from kvtransfer.models import SequenceSlice, load_model
+from kvtransfer.models import Model, SequenceSlice, load_model
+from kvtransfer.models.runner import ATTENTION_NAME
 
 __all__ = ["OneShotDifference", "VerifyReport", "verify_replay"]
 
@@ -67,8 +68,11 @@ def verify_replay(run: ReplayRun) -> VerifyReport:
     torch.set_num_threads(1)  # as the engines: thread counts change summation orders
     report = VerifyReport()
     _check_hits(run, report)
-    _check_same_splits(run, report)
-    _check_one_shot(run, report)
+    model = load_model(run.config.model, run.config.dtype, tokenizer=run.config.model != "tiny")
+    model.use_attention(ATTENTION_NAME)
+    _check_same_splits(run, model, report)
+    model.use_attention("sdpa")
+    _check_one_shot(run, model, report)
     return report
 
 
@@ -91,9 +95,9 @@ def _check_hits(run: ReplayRun, report: VerifyReport) -> None:
 class _Reference:
     """Sequences and published blocks, in memory only."""
 
-    def __init__(self, run: ReplayRun) -> None:
+    def __init__(self, run: ReplayRun, model: Model) -> None:
         self.config = run.config
-        self.model = load_model(run.config.model, run.config.dtype)
+        self.model = model
         self.runner = self.model.runner()
         self.records = {r.request_id: r for r in run.records}
         self.blocks: dict[bytes, torch.Tensor] = {}
@@ -144,12 +148,12 @@ def _copy_block(sequence: ResidentSequence, layers: int, first: int, count: int)
     return torch.stack(out)
 
 
-def _check_same_splits(run: ReplayRun, report: VerifyReport) -> None:
+def _check_same_splits(run: ReplayRun, model: Model, report: VerifyReport) -> None:
     missing = [name for name in (*run.lost, *_engines(run)) if name not in run.journals]
     if missing:
         report.skipped = f"no journal of {', '.join(sorted(set(missing)))}"
         return
-    reference = _Reference(run)
+    reference = _Reference(run, model)
     events = sorted(
         (forward for journal in run.journals.values() for forward in journal.forwards),
         key=lambda forward: int(forward[0]),
@@ -177,8 +181,7 @@ def _engines(run: ReplayRun) -> list[str]:
 # ---------------------------------------------------------------------------------- one shot
 
 
-def _check_one_shot(run: ReplayRun, report: VerifyReport) -> None:
-    model = load_model(run.config.model, run.config.dtype, attention="sdpa")
+def _check_one_shot(run: ReplayRun, model: Model, report: VerifyReport) -> None:
     for chain in _chains(run):
         last = chain[-1]
         ids = np.concatenate([last.prompt, last.generated]).astype(np.int64)

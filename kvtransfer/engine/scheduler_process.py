@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import zmq
 
-from kvtransfer.engine.base import namespace_of, send
+from kvtransfer.engine.base import send
 from kvtransfer.engine.config import ClusterConfig
 from kvtransfer.engine.messages import (
     Assign,
@@ -27,7 +27,6 @@ from kvtransfer.engine.messages import (
 )
 from kvtransfer.errors import Mismatch
 from kvtransfer.keys import chain_keys
-from kvtransfer.models import load_model
 from kvtransfer.scheduler import Assignment, EngineReport, Limits, Request, Scheduler
 from kvtransfer.store import BlockStore
 
@@ -59,10 +58,8 @@ class SchedulerProcess:
         self._journals: set[str] = set()
         self._started = False
         self._running = True
-        model = load_model(config.model, config.dtype)
-        namespace = namespace_of(config, model)
-        self._root_key = namespace.digest()
-        self._store = BlockStore(config.store, self._root_key, namespace.layout)
+        self._root_key = config.root_key
+        self._store = BlockStore(config.store, self._root_key, config.layout)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 2000)

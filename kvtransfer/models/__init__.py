@@ -15,7 +15,15 @@ except ImportError as error:
     ) from error
 
 from kvtransfer.models.arena import Arena, ArenaSpan
-from kvtransfer.models.loader import Model, load_model
+from kvtransfer.models.loader import Model, load_model, namespace_of
 from kvtransfer.models.runner import BatchRunner, SequenceSlice
 
-__all__ = ["Arena", "ArenaSpan", "BatchRunner", "Model", "SequenceSlice", "load_model"]
+__all__ = [
+    "Arena",
+    "ArenaSpan",
+    "BatchRunner",
+    "Model",
+    "SequenceSlice",
+    "load_model",
+    "namespace_of",
+]

