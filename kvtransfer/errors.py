@@ -1,20 +1,20 @@
 """The exceptions of kvtransfer.
 
-    KVTransferError
-    ├── InvalidArgument      operands that make no sense; nothing was done (also a ValueError)
-    ├── StorageError         a file operation failed (``sys_errno`` says how)
-    │   ├── StorageFull      the device or the byte cap is full; reads go on
-    │   ├── CorruptBlock     bytes that fail their checksum or header check
-    │   └── BlockNotFound    a block that is not there (any more)
-    ├── Mismatch             a store, peer or message of another version, namespace or layout
-    ├── TransferTimeout      a deadline passed (also a TimeoutError)
-    ├── PeerLost             the other process or its link is gone
-    ├── Exhausted            a bounded pool or queue has not enough left
-    ├── Unsupported          this kernel, machine or build cannot do it
-    ├── Cancelled            withdrawn by the caller
-    ├── WorkloadError        a trace or session file that can't be read
-    ├── ModelError           a model that can't be loaded or driven
-    └── ClusterError         an engine or the scheduler died or could not start
+KVTransferError
+├── InvalidArgument      operands that make no sense; nothing was done (also a ValueError)
+├── StorageError         a file operation failed (``sys_errno`` says how)
+│   ├── StorageFull      the device or the byte cap is full; reads go on
+│   ├── CorruptBlock     bytes that fail their checksum or header check
+│   └── BlockNotFound    a block that is not there (any more)
+├── Mismatch             a store, peer or message of another version, namespace or layout
+├── TransferTimeout      a deadline passed (also a TimeoutError)
+├── PeerLost             the other process or its link is gone
+├── Exhausted            a bounded pool or queue has not enough left
+├── Unsupported          this kernel, machine or build cannot do it
+├── Cancelled            withdrawn by the caller
+├── WorkloadError        a trace or session file that can't be read
+├── ModelError           a model that can't be loaded or driven
+└── ClusterError         an engine or the scheduler died or could not start
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-app = typer.Typer(help="Benchmarks; every row names its unit and its limit or peer.", no_args_is_help=True)
+app = typer.Typer(
+    help="Benchmarks; every row names its unit and its limit or peer.", no_args_is_help=True
+)
 
 
 @app.callback()
@@ -69,6 +71,10 @@ def _print(unit: str, result: dict[str, list[float]]) -> None:
     for name, values in result.items():
         middle = statistics.median(values)
         table.add_row(
-            name, f"{middle:.2f}", f"{min(values):.2f}", f"{max(values):.2f}", f"{middle / last:.2f}"
+            name,
+            f"{middle:.2f}",
+            f"{min(values):.2f}",
+            f"{max(values):.2f}",
+            f"{middle / last:.2f}",
         )
     Console().print(table)

@@ -23,7 +23,9 @@ COLORS = {
 
 def plot(
     trace: Annotated[Path, typer.Argument(help="file written by replay --trace")],
-    out: Annotated[Path | None, typer.Option(help="PNG to write (default: beside the trace)")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="PNG to write (default: beside the trace)")
+    ] = None,
     start_s: Annotated[float, typer.Option(help="from this second")] = 0.0,
     seconds: Annotated[float, typer.Option(help="so many seconds; 0: all")] = 0.0,
 ) -> None:
@@ -34,10 +36,14 @@ def plot(
         matplotlib.use("Agg")
         import matplotlib.pyplot as plt
     except ImportError as error:
-        raise ModelError(f"plot needs matplotlib: pip install 'kvtransfer[plot]' ({error})") from error
+        raise ModelError(
+            f"plot needs matplotlib: pip install 'kvtransfer[plot]' ({error})"
+        ) from error
     rows = _rows(trace)
-    end_s = start_s + seconds if seconds > 0 else max(
-        (ts + dur for bars in rows.values() for ts, dur in bars), default=0.0
+    end_s = (
+        start_s + seconds
+        if seconds > 0
+        else max((ts + dur for bars in rows.values() for ts, dur in bars), default=0.0)
     )
     figure, axes = plt.subplots(figsize=(14, 0.42 * len(rows) + 1.2))
     for y, ((_, kind), bars) in enumerate(rows.items()):

@@ -57,8 +57,10 @@ def profile(
         "beta": max(int(5.0 / max(fit.per_token_s, 1e-9)), 1),
     }
     for cached, new, seconds in samples:
-        print(f"cached {cached:5d}  new {new:4d}  measured {seconds * 1e3:8.2f} ms  "
-              f"fit {fit.seconds([(cached, new)]) * 1e3:8.2f} ms")
+        print(
+            f"cached {cached:5d}  new {new:4d}  measured {seconds * 1e3:8.2f} ms  "
+            f"fit {fit.seconds([(cached, new)]) * 1e3:8.2f} ms"
+        )
     print(f"median error {sorted(errors)[len(errors) // 2]:.1%}")
     print(json.dumps(result, indent=2))
     if json_file is not None:

@@ -33,33 +33,51 @@ MEGA = 1e6
 def replay(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[SESSIONS]...", help="traces (kvt-sessions-v1, Mooncake) or message lists"),
+        typer.Argument(
+            metavar="[SESSIONS]...", help="traces (kvt-sessions-v1, Mooncake) or message lists"
+        ),
     ] = None,
     prefill: Annotated[int, typer.Option(help="prefill engines")] = 1,
     decode: Annotated[int, typer.Option(help="decode engines")] = 1,
     path: Annotated[str | None, typer.Option(help="pe, de or auto; several: pe,de,auto")] = None,
     model: Annotated[str, typer.Option(help="tiny, smollm2 or a local directory")] = "tiny",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
-    store: Annotated[Path | None, typer.Option(help="store directory (default: a temporary one)")] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="store directory (default: a temporary one)")
+    ] = None,
     store_max_mb: Annotated[float, typer.Option(help="byte cap of the store, MB; 0: none")] = 0,
     transport: Annotated[str, typer.Option(help="shm")] = "shm",
     block_tokens: int = 64,
     turns: Annotated[int | None, typer.Option(help="at most so many turns a session")] = None,
-    sessions: Annotated[int | None, typer.Option(help="at most so many sessions, all at once")] = None,
+    sessions: Annotated[
+        int | None, typer.Option(help="at most so many sessions, all at once")
+    ] = None,
     scale: Annotated[int | None, typer.Option(help="divide every length of the input")] = None,
     seed: int = 0,
-    storage_mbps: Annotated[float | None, typer.Option(help="cap of each engine's storage reads, MB/s; 0: none")] = None,
-    network_mbps: Annotated[float, typer.Option(help="cap of each engine's link, MB/s; 0: none")] = 0,
+    storage_mbps: Annotated[
+        float | None, typer.Option(help="cap of each engine's storage reads, MB/s; 0: none")
+    ] = None,
+    network_mbps: Annotated[
+        float, typer.Option(help="cap of each engine's link, MB/s; 0: none")
+    ] = 0,
     pool_blocks: Annotated[int | None, typer.Option(help="slots of each PE and DE buffer")] = None,
-    read_parts: Annotated[int, typer.Option(help="storage reads per block; 0: one a layer, 1: Full Blocks")] = 0,
-    layerwise: Annotated[bool, typer.Option(help="start a forward when its first layer is there")] = True,
+    read_parts: Annotated[
+        int, typer.Option(help="storage reads per block; 0: one a layer, 1: Full Blocks")
+    ] = 0,
+    layerwise: Annotated[
+        bool, typer.Option(help="start a forward when its first layer is there")
+    ] = True,
     quota_ms: Annotated[float, typer.Option(help="compute quota of a prefill batch")] = 300,
     profile: Annotated[Path | None, typer.Option(help="JSON of `kvtransfer profile`")] = None,
     deadline_s: float = 120,
-    verify: Annotated[bool, typer.Option(help="recompute everything without a store and compare")] = False,
+    verify: Annotated[
+        bool, typer.Option(help="recompute everything without a store and compare")
+    ] = False,
     table: Annotated[bool, typer.Option(help="print every turn, too")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="write all records here")] = None,
-    trace: Annotated[Path | None, typer.Option(help="write a Chrome/Perfetto trace of the last run")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="write a Chrome/Perfetto trace of the last run")
+    ] = None,
 ) -> None:
     """Replay agent sessions through prefill and decode engines in processes of their own.
 
@@ -124,7 +142,11 @@ def _check_positive(**options: int | None) -> None:
 
 
 def _read_work(
-    files: list[Path], model: Model, turns: int | None, sessions: int | None, scale: int | None,
+    files: list[Path],
+    model: Model,
+    turns: int | None,
+    sessions: int | None,
+    scale: int | None,
     seed: int,
 ) -> list[Session]:
     if not files:
@@ -196,7 +218,10 @@ def _read_profile(file: Path | None) -> dict[str, Any]:
 
 
 def _run_paths(
-    console: Console, base: dict[str, Any], paths: list[str], store: Path | None,
+    console: Console,
+    base: dict[str, Any],
+    paths: list[str],
+    store: Path | None,
     work: list[Session],
 ) -> list[ReplayRun]:
     """One cluster per path, each with a store of its own below ``store`` if there are several."""

@@ -63,8 +63,21 @@ class LiveView:
 
 def turn_rows(title: str, records: Sequence[TurnRecord], most: int = SHOWN_TURNS) -> Table:
     table = Table(title=title, title_justify="left")
-    for name in ("session", "turn", "path", "tokens", "hit", "read MB", "TTFT ms", "load ms",
-                 "stall ms", "stall/layer ms", "overlap", "decode ms", "engines"):
+    for name in (
+        "session",
+        "turn",
+        "path",
+        "tokens",
+        "hit",
+        "read MB",
+        "TTFT ms",
+        "load ms",
+        "stall ms",
+        "stall/layer ms",
+        "overlap",
+        "decode ms",
+        "engines",
+    ):
         table.add_column(name, justify="left" if name in ("session", "engines") else "right")
     for r in records[-most:]:
         stall = sum(r.stall_s)
@@ -103,8 +116,21 @@ def _median(values: Sequence[float]) -> float:
 def summary_table(runs: Sequence[ReplayRun], recompute_s: float | None) -> Table:
     """One row a run; speed-up is wall time against the first."""
     table = Table(title="replay", title_justify="left")
-    for name in ("path", "turns", "hit rate", "MB by PE", "MB by DE", "TTFT p50 ms", "load s",
-                 "stall s", "compute s", "hidden", "decode s", "wall s", "speed-up"):
+    for name in (
+        "path",
+        "turns",
+        "hit rate",
+        "MB by PE",
+        "MB by DE",
+        "TTFT p50 ms",
+        "load s",
+        "stall s",
+        "compute s",
+        "hidden",
+        "decode s",
+        "wall s",
+        "speed-up",
+    ):
         table.add_column(name, justify="right")
     for run in runs:
         moved = run.bytes_by_path()
@@ -161,7 +187,5 @@ def verify_lines(run: ReplayRun, report: VerifyReport) -> list[str]:
         lines.append(f"  {session} turn {turn}: hit {got} blocks, the trace implies {wanted}")
     for record in run.records:
         for failure in record.failures:
-            lines.append(
-                f"  {record.session_id} turn {record.turn}: recovered from: {failure}"
-            )
+            lines.append(f"  {record.session_id} turn {record.turn}: recovered from: {failure}")
     return lines

@@ -18,9 +18,21 @@ app = typer.Typer(help="Statistics of traces and generated workloads.", no_args_
 
 
 @app.command()
-def stats(files: Annotated[list[Path], typer.Argument(help="kvt-sessions-v1 or Mooncake JSONL")]) -> None:
+def stats(
+    files: Annotated[list[Path], typer.Argument(help="kvt-sessions-v1 or Mooncake JSONL")],
+) -> None:
     """Turns, sizes and prefix hit rate of trace files."""
-    table = Table("file", "sessions", "requests", "turns", "context", "append", "generated", "total", "hit rate")
+    table = Table(
+        "file",
+        "sessions",
+        "requests",
+        "turns",
+        "context",
+        "append",
+        "generated",
+        "total",
+        "hit rate",
+    )
     for file in files:
         s = describe(read_trace(file))
         table.add_row(

@@ -14,7 +14,6 @@ import zmq
 
 from kvtransfer.engine.config import ClusterConfig
 from kvtransfer.engine.messages import (
-    EngineLost,
     Hello,
     Journal,
     LogitsInfo,
@@ -201,6 +200,3 @@ class Engine(ABC):
             )
         )
         self._context.destroy(linger=2000)
-
-    def lost(self, message: EngineLost) -> None:
-        """A peer died; subclasses drop what depended on it."""

@@ -5,7 +5,6 @@ On the DE read path it also loads the hit prefix into the DE buffer and serves i
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -40,7 +39,6 @@ from kvtransfer.transport import Ticket
 
 __all__ = ["DecodeEngine"]
 
-log = logging.getLogger(__name__)
 NO_SLOTS = np.empty(0, np.uint32)
 
 
@@ -96,6 +94,9 @@ class DecodeEngine(Engine):
         self.poller.register(self._control, zmq.POLLIN)
         self._requests: dict[int, _Request] = {}
         self._waiting: deque[int] = deque()  # not admitted yet
+        # A ROUTER drops what it sends to a peer that hasn't connected yet.
+        self._connected: set[str] = set()
+        self._unsent: dict[str, list[Admit]] = {}
 
     # ------------------------------------------------------------------ messages
 
@@ -116,9 +117,11 @@ class DecodeEngine(Engine):
             if request is not None and request.assign.life == message.life:
                 self._fail(request, message.reason)
         elif isinstance(message, EngineLost):
-            self.lost(message)
+            self._on_lost(message)
         elif isinstance(message, PeerHello):
-            log.info("%s: %s connected", self.name, message.engine)
+            for admit in self._unsent.pop(message.engine, []):
+                send(self._control, admit, to=message.engine)
+            self._connected.add(message.engine)
 
     def _current(self, request_id: int, life: int, attempt: int) -> _Request | None:
         request = self._requests.get(request_id)
@@ -167,7 +170,9 @@ class DecodeEngine(Engine):
         request.attempt += 1
         self._offer(request)
 
-    def lost(self, message: EngineLost) -> None:
+    def _on_lost(self, message: EngineLost) -> None:
+        self._connected.discard(message.engine)
+        self._unsent.pop(message.engine, None)
         for request in list(self._requests.values()):
             if request.assign.prefill == message.engine and not request.decoding:
                 self._drop(request)
@@ -244,7 +249,11 @@ class DecodeEngine(Engine):
             block_starts=starts.astype("<u8").tobytes(),
             tag=request.tag,
         )
-        send(self._control, message, to=request.assign.prefill)
+        engine = request.assign.prefill
+        if engine in self._connected:
+            send(self._control, message, to=engine)
+        else:
+            self._unsent.setdefault(engine, []).append(message)
 
     def _begin_load(self, request: _Request) -> None:
         keys = request.keys[: request.max_hit_blocks]

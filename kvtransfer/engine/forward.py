@@ -41,7 +41,9 @@ class PrefillRequest:
     tokens: npt.NDArray[np.uint32]
     admit: Admit | None = None
     begun: bool = False
-    doomed: bool = False  # its DE or its assignment is gone: drop it as soon as nothing is in flight
+    doomed: bool = (
+        False  # its DE or its assignment is gone: drop it as soon as nothing is in flight
+    )
     hit_blocks: int = 0
     slots: npt.NDArray[np.uint32] = field(default_factory=lambda: NO_SLOTS)
     load: Ticket | None = None
@@ -111,8 +113,16 @@ class Chunk:
     def _stage(self) -> None:
         traffic, request = self._parts.traffic, self.request
         remote = np.frombuffer(self._admit.block_starts, "<u8")
-        stage = {**self._common(), "into": self.sequence.ready, "gate": self.sequence.released}
-        hit = {"first_token": 0, "num_tokens": self._hit_tokens, "after": request.source}
+        stage: dict[str, Any] = {
+            **self._common(),
+            "into": self.sequence.ready,
+            "gate": self.sequence.released,
+        }
+        hit: dict[str, Any] = {
+            "first_token": 0,
+            "num_tokens": self._hit_tokens,
+            "after": request.source,
+        }
         if self._hit_tokens and len(request.slots):  # PE path: from our own buffer
             starts = self._parts.pool.payload_offsets(request.slots)
             self.tickets.append(

@@ -48,7 +48,7 @@ WIRE_VERSION = 1
 MAX_MESSAGE_BYTES = 1 << 30
 
 
-class _Message(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+class _Message(msgspec.Struct, tag=True, kw_only=True):
     pass
 
 

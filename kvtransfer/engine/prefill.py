@@ -366,9 +366,7 @@ class PrefillEngine(Engine):
 
     def _give_up(self, request: PrefillRequest, reason: str) -> None:
         life = request.assign.life
-        self._tell_decode(
-            request, GaveUp(request_id=request.request_id, life=life, reason=reason)
-        )
+        self._tell_decode(request, GaveUp(request_id=request.request_id, life=life, reason=reason))
         self._drop(request)
 
     def _reset(self, request: PrefillRequest) -> None:

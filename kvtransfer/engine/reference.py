@@ -185,9 +185,7 @@ def _check_one_shot(run: ReplayRun, model: Model, report: VerifyReport) -> None:
     for chain in _chains(run):
         last = chain[-1]
         ids = np.concatenate([last.prompt, last.generated]).astype(np.int64)
-        positions = np.concatenate(
-            [np.arange(len(r.generated)) + len(r.prompt) - 1 for r in chain]
-        )
+        positions = np.concatenate([np.arange(len(r.generated)) + len(r.prompt) - 1 for r in chain])
         with torch.inference_mode():
             output = model.module(
                 input_ids=torch.from_numpy(ids).unsqueeze(0),

@@ -191,9 +191,7 @@ class SchedulerProcess:
             reason = f"{message.engine} was lost ({message.reason})"
             if not (prefill and decode):
                 reason += f" and no {'decode' if prefill else 'prefill'} engine is left"
-            self._complete(
-                Finished(request_id=request.request_id, life=pending.life, error=reason)
-            )
+            self._complete(Finished(request_id=request.request_id, life=pending.life, error=reason))
 
     def _all_requests(self) -> list[Request]:
         return [Request(i, 0) for i in self._pending]

@@ -122,7 +122,7 @@ def _describe(
 
 def _tiny(dtype: torch.dtype, attention: str) -> tuple[torch.nn.Module, str, Any]:
     """Random weights from a fixed seed: nothing to download, the same in every process."""
-    config = LlamaConfig(**TINY_CONFIG, attn_implementation=attention)  # type: ignore[arg-type]
+    config = LlamaConfig(**TINY_CONFIG, attn_implementation=attention)
     state = torch.random.get_rng_state()
     torch.manual_seed(TINY_SEED)
     module = LlamaForCausalLM(config)
@@ -191,9 +191,7 @@ def _local(
     return module, state.hexdigest()[:16], _tokenizer(folder) if tokenizer else None
 
 
-def _pretrained(
-    folder: Path, dtype: torch.dtype, attention: str, **kwargs: Any
-) -> torch.nn.Module:
+def _pretrained(folder: Path, dtype: torch.dtype, attention: str, **kwargs: Any) -> torch.nn.Module:
     module: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation=attention, local_files_only=True, **kwargs
     )

@@ -69,7 +69,12 @@ class _LayerwiseCache(Cache):  # type: ignore[misc]
         super().__init__(layers=[])
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_: Any,
+        **__: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         for piece, at in _current.get().spans():
             piece.sequence.store(

@@ -10,7 +10,7 @@ import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -95,7 +95,7 @@ def _open(path: Path) -> IO[bytes]:
     try:
         with path.open("rb") as probe:
             zipped = probe.read(2) == b"\x1f\x8b"
-        return gzip.open(path, "rb") if zipped else path.open("rb")
+        return cast(IO[bytes], gzip.open(path, "rb")) if zipped else path.open("rb")
     except OSError as error:
         raise WorkloadError(f"{path}: {error.strerror or error}") from error
 

@@ -25,7 +25,9 @@ def caches(draw: st.DrawFn) -> dict[str, object]:
     pages = draw(st.permutations(range(used + 2)))[:used]
     first = draw(st.integers(0, tokens - 1))
     count = draw(st.integers(0, tokens - first))
-    token_major = draw(st.booleans())  # NHD-like [page, token, plane] instead of [page, plane, token]
+    token_major = draw(
+        st.booleans()
+    )  # NHD-like [page, token, plane] instead of [page, plane, token]
     return {
         "layers": layers,
         "planes": planes,
@@ -108,9 +110,7 @@ def test_plans_cover_each_byte_once(case: dict[str, object]) -> None:
     layout = BlockLayout(1, case["block_tokens"], [width])
     blocks = -(-case["tokens"] // case["block_tokens"])
     starts = np.arange(blocks, dtype=np.uint64) * np.uint64(layout.full_block_bytes)
-    ranges = cache.plan(
-        layout, 0, 0, np.array(case["pages"]), starts, case["first"], case["count"]
-    )
+    ranges = cache.plan(layout, 0, 0, np.array(case["pages"]), starts, case["first"], case["count"])
     assert ranges.shape == (len(ranges), 3)
     covered = np.concatenate(
         [np.arange(b, b + n) for _, b, n in ranges.tolist()] or [np.empty(0, int)]

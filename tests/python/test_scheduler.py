@@ -31,7 +31,9 @@ requests_of = st.lists(sizes, max_size=30).map(
 )
 
 
-def reports(kind: str, count: int, tokens: list[int], reads: list[int], free: list[int]) -> list[EngineReport]:
+def reports(
+    kind: str, count: int, tokens: list[int], reads: list[int], free: list[int]
+) -> list[EngineReport]:
     return [
         EngineReport(f"{kind}{i}", kind, f"n{i}", i, tokens[i], reads[i], free[i])
         for i in range(count)
@@ -174,9 +176,9 @@ def test_a_batch_keeps_the_quota_the_memory_and_the_order(
         assert 1 <= item.new <= work.remaining
         assert item.new == work.remaining or item is batch[-1], "only the last may be cut"
     step = max((model.increment(b.cached, 1) for b in batch), default=0)
-    assert model.seconds([(b.cached, b.new) for b in batch]) <= max(
-        quota, model.fixed_s + step
-    ) * (1 + 1e-9)
+    assert model.seconds([(b.cached, b.new) for b in batch]) <= max(quota, model.fixed_s + step) * (
+        1 + 1e-9
+    )
     if batch and batch[-1].new < queue[len(batch) - 1].remaining:
         cut = batch[-1]
         more = [(b.cached, b.new) for b in batch[:-1]] + [(cut.cached, cut.new + 1)]
@@ -266,8 +268,15 @@ def test_no_request_is_lost_doubled_or_given_to_the_dead(script: list[tuple[str,
                 name = sorted(alive)[value % len(alive)]
                 mine = [i for i, pair in running.items() if name in pair]
                 scheduler.report(
-                    EngineReport(name, "decode" if name[0] == "d" else "prefill", name,
-                                 len(mine), 10 * len(mine), 0, 10_000 - 100 * len(mine)),
+                    EngineReport(
+                        name,
+                        "decode" if name[0] == "d" else "prefill",
+                        name,
+                        len(mine),
+                        10 * len(mine),
+                        0,
+                        10_000 - 100 * len(mine),
+                    ),
                     frozenset(mine),
                 )
             elif verb == "fetch":

@@ -1,0 +1,108 @@
+"""Both loading paths end to end: right tokens, and bytes that go where the paper says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clusters import make_config, make_sessions, serve_and_verify
+
+from kvtransfer.engine.replay import ReplayRun
+
+pytestmark = pytest.mark.integration
+
+
+def traffic(run: ReplayRun, engine: str, kind: str) -> int:
+    return int(run.journals[engine].counters["traffic"][kind]["bytes"])
+
+
+def hit_bytes(run: ReplayRun) -> int:
+    layout = run.config.layout
+    return sum(r.hit_blocks for r in run.records) * layout.full_block_bytes
+
+
+def new_bytes(run: ReplayRun, *, with_hits: bool) -> int:
+    """KV bytes that a PE has to send to a DE."""
+    tokens = sum(len(r.prompt) for r in run.records)
+    if not with_hits:
+        tokens -= sum(r.hit_blocks for r in run.records) * run.config.block_tokens
+    return tokens * run.config.layout.bytes_per_token
+
+
+def check(run: ReplayRun, report: Any) -> None:
+    assert report.rows_checked > 0
+    assert report.rows_different == []
+    assert report.differences == []
+    assert report.wrong_hits == []
+    assert report.skipped == ""
+    for journal in run.journals.values():
+        pool = journal.counters["pool"]
+        assert pool["available"] == pool["slots"], "every buffer went back to its pool"
+        assert pool["bad_releases"] == 0
+
+
+def test_pe_path_reads_each_hit_byte_once_and_pushes_everything(tmp_path: Path) -> None:
+    run, report = serve_and_verify(make_config(tmp_path, path="pe"), make_sessions())
+    check(run, report)
+    assert hit_bytes(run) > 0
+    assert traffic(run, "pe0", "storage_read") == hit_bytes(run)
+    assert traffic(run, "de0", "storage_read") == 0
+    assert traffic(run, "pe0", "device_copy") == hit_bytes(run)
+    assert traffic(run, "pe0", "network_read") == 0
+    assert traffic(run, "pe0", "network_write") == new_bytes(run, with_hits=True)
+    counters = run.journals["pe0"].counters
+    assert counters["arena_slots"] == 3, "one layer computing, one loading, one leaving"
+    layers = run.config.layout.num_layers
+    whole = counters["arena_peak_tokens"] * layers
+    assert counters["arena_peak_tokens"] * counters["arena_slots"] <= 3 / layers * whole
+
+
+def test_de_path_never_lands_a_hit_byte_in_pe_host_memory(tmp_path: Path) -> None:
+    run, report = serve_and_verify(make_config(tmp_path, path="de"), make_sessions())
+    check(run, report)
+    assert traffic(run, "de0", "storage_read") == hit_bytes(run) > 0
+    assert traffic(run, "pe0", "storage_read") == 0
+    assert traffic(run, "pe0", "device_copy") == 0, "nothing came through the PE's pool"
+    pool = run.journals["pe0"].counters["pool"]
+    assert pool["low_watermark"] == pool["slots"], "no PE slot was ever taken"
+    assert traffic(run, "pe0", "network_read") == hit_bytes(run)
+    assert traffic(run, "pe0", "network_write") == new_bytes(run, with_hits=False)
+
+
+def test_auto_uses_both_sides_with_two_engines_of_each(tmp_path: Path) -> None:
+    config = make_config(tmp_path, path="auto", num_prefill=2, num_decode=2)
+    run, report = serve_and_verify(config, make_sessions(count=3))
+    check(run, report)
+    assert min(run.bytes_by_path().values()) > 0
+    assert {r.prefill for r in run.records} == {"pe0", "pe1"}
+    assert {r.decode for r in run.records} == {"de0", "de1"}
+
+
+@pytest.mark.parametrize("path", ["pe", "de"])
+def test_chunked_prefill_gives_the_same_tokens(tmp_path: Path, path: str) -> None:
+    """A quota of a few dozen tokens cuts every prompt; later chunks read from the DE buffer."""
+    config = make_config(tmp_path, path=path, quota_s=0.01, time_per_token_s=1e-4)
+    run, report = serve_and_verify(config, make_sessions(turns=3))
+    check(run, report)
+    assert max(r.chunks for r in run.records) > 2
+    assert traffic(run, "pe0", "network_read") > 0
+
+
+def test_full_block_reads_and_bfloat16(tmp_path: Path) -> None:
+    config = make_config(
+        tmp_path, path="auto", dtype="bfloat16", read_parts=1, layerwise=False, fsync=True
+    )
+    run, report = serve_and_verify(config, make_sessions(turns=3))
+    assert report.rows_different == []
+    assert report.wrong_hits == []
+    assert run.hit_rate > 0.3
+
+
+def test_a_second_run_finds_what_the_first_one_left(tmp_path: Path) -> None:
+    sessions = make_sessions(count=1, turns=2)
+    first, _ = serve_and_verify(make_config(tmp_path, path="pe"), sessions)
+    second, _ = serve_and_verify(make_config(tmp_path, path="de", journal=False), sessions)
+    for a, b in zip(first.records, second.records, strict=True):
+        assert a.generated.tolist() == b.generated.tolist()
+        assert b.hit_blocks == (len(b.prompt) - 1) // 64, "every full block of the prompt"
