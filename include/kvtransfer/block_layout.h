@@ -28,7 +28,7 @@ class BlockLayout {
 
   // Every layer alike: `plane_bytes[p]` is what plane p stores per token.
   // Throws Error(kInvalidArgument) for empty or out-of-range sizes.
-  BlockLayout(uint32_t num_layers, uint32_t block_tokens, std::vector<uint32_t> plane_bytes);
+  BlockLayout(uint32_t num_layers, uint32_t block_tokens, const std::vector<uint32_t>& plane_bytes);
   // Layers of different sizes (hybrid models): `layers[l][p]` bytes per token.
   BlockLayout(uint32_t block_tokens, std::vector<std::vector<uint32_t>> layers);
 
@@ -50,9 +50,10 @@ class BlockLayout {
   // KV bytes of one token over all layers.
   uint64_t bytes_per_token() const noexcept { return full_block_bytes() / block_tokens_; }
 
-  // Boundaries [0, ..., num_layers] that cut a Full Block into at most `parts` runs of whole layers,
-  // of about equal size, each starting on a multiple of `alignment` bytes. Storage may then read a
-  // prefix layer by layer (docs/decisions/0002). Fewer parts come back where alignment forbids more.
+  // Boundaries [0, ..., num_layers] that cut a Full Block into at most `parts` runs of whole
+  // layers, of about equal size, each starting on a multiple of `alignment` bytes. Storage may then
+  // read a prefix layer by layer (docs/decisions/0002). Fewer parts come back where alignment
+  // forbids more.
   std::vector<uint32_t> cut_layers(uint32_t parts, uint32_t alignment) const;
 
   // Equal for equal layouts only (up to 64-bit collisions); written into block files.

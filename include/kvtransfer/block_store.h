@@ -4,9 +4,8 @@
 // catalog is a cache of it. docs/block_format.md draws the file and says what is promised after a
 // crash.
 //
-// Thread safety: all methods may be called from any thread (the catalog has one lock, held for table
-// operations only, never across a system call on a block).
-// Invariants:
+// Thread safety: all methods may be called from any thread (the catalog has one lock, held for
+// table operations only, never across a system call on a block). Invariants:
 //  1. A block is visible under its final name only when complete (temporary name, then rename).
 //  2. What get() reports as loaded passed the header check (format, namespace, key, parent, layout)
 //     and the checksum of each of its layers; anything else is a miss and the prefix before it is
@@ -45,8 +44,8 @@ std::vector<BlockId> chain_ids(const BlockKey& root, std::span<const BlockKey> k
 enum class Durability : uint8_t { kNone, kFsync };
 
 struct StoreOptions {
-  uint64_t max_bytes = 0;             // 0: no cap
-  uint64_t free_space_floor = 0;      // bytes of the file system never to be used
+  uint64_t max_bytes = 0;         // 0: no cap
+  uint64_t free_space_floor = 0;  // bytes of the file system never to be used
   Durability durability = Durability::kNone;
   uint32_t stale_temporary_seconds = 300;  // age from which a temporary of a dead writer is swept
   bool verify_checksums = true;
@@ -87,8 +86,9 @@ class BlockStore {
   // Blocking conveniences; the traffic manager moves the same bytes asynchronously.
   // Reads chain[i] into pool slot slots[i]; returns the length of the prefix that is good.
   uint32_t get(std::span<const BlockId> chain, BufferPool& pool, std::span<const uint32_t> slots);
-  // Writes Full Blocks from pool slots. Returns how many are in the store afterwards (new or already
-  // there); stops at a full disk. `valid_tokens` below block_tokens marks a partial last block.
+  // Writes Full Blocks from pool slots. Returns how many are in the store afterwards (new or
+  // already there); stops at a full disk. `valid_tokens` below block_tokens marks a partial last
+  // block.
   uint32_t put(std::span<const BlockId> chain, BufferPool& pool, std::span<const uint32_t> slots,
                uint32_t valid_tokens_of_last = 0);
 
@@ -119,8 +119,8 @@ class BlockStore {
   std::string directory_of(const BlockId& id) const;
 
   // --- for the asynchronous reader and writer (src/store/store_io.h) ---
-  // Reserves room for one block, evicting if need be. False: full (the cap can't be met, or no space
-  // on the device); says so once on standard error. Each true is paid back by end_writes().
+  // Reserves room for one block, evicting if need be. False: full (the cap can't be met, or no
+  // space on the device); says so once on standard error. Each true is paid back by end_writes().
   bool admit_write() noexcept;
   void end_writes(uint32_t admitted) noexcept;
   void published(const BlockId& id, bool duplicate) noexcept;

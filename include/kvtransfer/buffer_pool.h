@@ -8,7 +8,8 @@
 // Thread safety: every method may be called from any thread at any time.
 // Invariants:
 //  1. acquire(n) gets n slots or none: two requests can't deadlock half-filled.
-//  2. A slot has a reference count. acquire() sets 1; whoever starts an operation that can touch the
+//  2. A slot has a reference count. acquire() sets 1; whoever starts an operation that can touch
+//  the
 //     slot retains it until that operation has completed or its queue was drained; the slot is free
 //     again when the last reference is released.
 //  3. A release of a free slot is refused and counted, never done.

@@ -1,12 +1,14 @@
 // IoQueue: asynchronous file operations with exact lengths. prepare -> submit -> poll.
 //
-// Two twins behind one contract: `uring` (io_uring: registered buffers, one system call for a batch)
-// and `threads` (a small pool over pread/pwrite), which takes over where io_uring is denied (seccomp,
-// kernel.io_uring_disabled, memlock). backend() and fallback_reason() say which one runs and why.
+// Two twins behind one contract: `uring` (io_uring: registered buffers, one system call for a
+// batch) and `threads` (a small pool over pread/pwrite), which takes over where io_uring is denied
+// (seccomp, kernel.io_uring_disabled, memlock). backend() and fallback_reason() say which one runs
+// and why.
 //
-// Thread safety: none; one owner thread prepares, submits and polls. event_fd() may be polled by it.
-// Invariants:
-//  1. A read or write completes with exactly `length` or with a negative errno. Short operations are
+// Thread safety: none; one owner thread prepares, submits and polls. event_fd() may be polled by
+// it. Invariants:
+//  1. A read or write completes with exactly `length` or with a negative errno. Short operations
+//  are
 //     resubmitted for their tail; an unexpected end of file is -ENODATA, a write that makes no
 //     progress -EIO. EINTR and EAGAIN are retried.
 //  2. `buffer` and the paths must stay alive until the completion was polled.
@@ -47,7 +49,7 @@ enum class IoBackend : uint8_t { kAuto, kUring, kThreads };
 
 struct IoOptions {
   IoBackend backend = IoBackend::kAuto;
-  uint32_t depth = 64;      // operations in flight
+  uint32_t depth = 64;       // operations in flight
   uint32_t num_threads = 4;  // of the `threads` twin
 };
 

@@ -1,7 +1,7 @@
 // LayerStream: per layer a count of what has arrived; the fence a forward pass waits on.
 //
-// Arrival is counted, not ordered: a layer is ready when `expected` arrivals of it came, from however
-// many sources (split reads), queue pairs or chunks, in any order.
+// Arrival is counted, not ordered: a layer is ready when `expected` arrivals of it came, from
+// however many sources (split reads), queue pairs or chunks, in any order.
 //
 // Thread safety: any thread may call any method.
 // Invariants:
@@ -30,8 +30,9 @@ class LayerStream {
   // How many arrivals make a layer ready when that isn't known yet (set_expected follows).
   static constexpr uint32_t kUnknown = UINT32_MAX;
 
-  // 0 expected arrivals: every layer is ready at once. Throws Error(kInvalidArgument) for no layers.
-  // `events` is rung when a layer becomes ready or the stream fails, `published` on publish().
+  // 0 expected arrivals: every layer is ready at once. Throws Error(kInvalidArgument) for no
+  // layers. `events` is rung when a layer becomes ready or the stream fails, `published` on
+  // publish().
   explicit LayerStream(uint32_t num_layers, uint32_t expected = 1,
                        std::shared_ptr<Notifier> events = nullptr,
                        std::shared_ptr<Notifier> published = nullptr);

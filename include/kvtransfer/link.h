@@ -6,7 +6,8 @@
 //
 // Thread safety: none; belongs to one progress thread.
 // Invariants:
-//  1. post() accepts a prefix of the list. Accepted requests complete in order on an `ordered` link;
+//  1. post() accepts a prefix of the list. Accepted requests complete in order on an `ordered`
+//  link;
 //     a signalled one raises exactly one completion, and so does any failed one.
 //  2. An immediate is seen by the peer only after the bytes of all requests posted before it on an
 //     ordered link.
@@ -43,10 +44,10 @@ struct WorkRequest {
 
 enum class WorkStatus : uint8_t {
   kSuccess,
-  kFlushed,           // never ran: an earlier request failed or the link was taken down
-  kLocalProtection,   // local range outside its region
-  kRemoteAccess,      // remote range outside its region, or no such region
-  kPeerLost,          // the peer is gone or stopped answering
+  kFlushed,          // never ran: an earlier request failed or the link was taken down
+  kLocalProtection,  // local range outside its region
+  kRemoteAccess,     // remote range outside its region, or no such region
+  kPeerLost,         // the peer is gone or stopped answering
 };
 std::string_view work_status_name(WorkStatus status) noexcept;
 

@@ -1,9 +1,9 @@
 // MemoryRegion: page-aligned, pre-faulted host memory that lives at one address for its whole life.
 //
-// Registered once per device or NIC and never moved or resized. `kShared` regions are memfds: a peer
-// process maps the descriptor it is handed (over a Unix socket), nothing is left behind in a file
-// system when every holder has died, and the size is sealed so that no holder can shrink it under
-// another. Owns its mapping and descriptor. Reading the accessors is thread-safe.
+// Registered once per device or NIC and never moved or resized. `kShared` regions are memfds: a
+// peer process maps the descriptor it is handed (over a Unix socket), nothing is left behind in a
+// file system when every holder has died, and the size is sealed so that no holder can shrink it
+// under another. Owns its mapping and descriptor. Reading the accessors is thread-safe.
 #pragma once
 
 #include <cstddef>

@@ -33,7 +33,8 @@ struct CacheLayer {
   std::vector<CachePlane> planes;
 };
 
-// `length` bytes at `cache_offset` of the cache's region and at `block_offset` of the pool's region.
+// `length` bytes at `cache_offset` of the cache's region and at `block_offset` of the pool's
+// region.
 struct CopyRange {
   uint64_t cache_offset;
   uint64_t block_offset;
@@ -44,8 +45,9 @@ struct CopyRange {
 
 // Which bytes to move: tokens [first_token, first_token + num_tokens) of one sequence and layer.
 struct CopyPlanSpec {
-  uint32_t layer = 0;        // of the model, in the BlockLayout
-  uint32_t cache_layer = 0;  // of the cache; differs from `layer` when the cache is a ring of layers
+  uint32_t layer = 0;  // of the model, in the BlockLayout
+  uint32_t cache_layer =
+      0;  // of the cache; differs from `layer` when the cache is a ring of layers
   uint64_t first_token = 0;
   uint64_t num_tokens = 0;
   std::span<const int32_t> pages;          // pages[i] holds tokens [i * page_tokens, ...)

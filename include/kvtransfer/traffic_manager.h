@@ -1,9 +1,10 @@
-// TrafficManager: owns every byte moved in or out of one engine. One progress thread drives storage,
-// links and device copies; everyone else hands it work and sees results through streams and tickets.
+// TrafficManager: owns every byte moved in or out of one engine. One progress thread drives
+// storage, links and device copies; everyone else hands it work and sees results through streams
+// and tickets.
 //
 //   load     store            -> pool slots          (Full Blocks, or runs of their layers)
-//   stage    pool slots       -> device cache        (layer by layer; ours, or a peer's by RDMA read)
-//   push     device cache     -> a peer's pool slots (layer by layer, write + immediate)
+//   stage    pool slots       -> device cache        (layer by layer; ours, or a peer's by RDMA
+//   read) push     device cache     -> a peer's pool slots (layer by layer, write + immediate)
 //   serve    tells a peer, layer by layer, that our slots can be read (immediates only)
 //   persist  pool slots       -> store
 //
@@ -106,9 +107,9 @@ class Ticket {
 
 struct LoadSpec {
   std::vector<BlockId> chain;
-  std::vector<uint32_t> slots;         // one per block
-  uint32_t parts = 1;                  // storage reads per block; see BlockLayout::cut_layers
-  std::shared_ptr<LayerStream> into;   // one arrival per block and layer
+  std::vector<uint32_t> slots;        // one per block
+  uint32_t parts = 1;                 // storage reads per block; see BlockLayout::cut_layers
+  std::shared_ptr<LayerStream> into;  // one arrival per block and layer
   int64_t deadline_ns = INT64_MAX;
   uint64_t trace_id = 0;
 };
@@ -120,8 +121,8 @@ struct PersistSpec {
 };
 
 // Tokens [first_token, first_token + num_tokens) of one sequence in every layer, between the device
-// cache and blocks that start at `block_starts` (byte offsets of Full Blocks in the pool region: ours
-// for a local stage, the peer's otherwise).
+// cache and blocks that start at `block_starts` (byte offsets of Full Blocks in the pool region:
+// ours for a local stage, the peer's otherwise).
 struct MoveSpec {
   std::shared_ptr<const PagedCache> cache;
   std::vector<int32_t> pages;

@@ -1,7 +1,7 @@
 // WorkRing: the doorbell-batched ring of work requests above a Link.
 //
-// post() appends to a list; doorbell() makes the whole list visible to the link with as few posts as
-// its send queue allows. Only every `signal_interval`-th request and the last of a doorbell are
+// post() appends to a list; doorbell() makes the whole list visible to the link with as few posts
+// as its send queue allows. Only every `signal_interval`-th request and the last of a doorbell are
 // signalled; a completion retires everything before it on an ordered link.
 //
 // Thread safety: none; belongs to the progress thread of its link.
@@ -53,7 +53,9 @@ class WorkRing {
   WorkRing(Link& link, const WorkRingOptions& options = {});
 
   // Requests that could be posted now; a long message may count as several.
-  uint32_t free_entries() const noexcept { return capacity_ - static_cast<uint32_t>(tail_ - head_); }
+  uint32_t free_entries() const noexcept {
+    return capacity_ - static_cast<uint32_t>(tail_ - head_);
+  }
   uint32_t entries_for(uint64_t bytes) const noexcept;
   // Appends one request (split above the link's message limit: `cookie` is retired once per piece,
   // entries_for(length) times; an immediate goes with the last piece). False, and nothing appended,

@@ -1,7 +1,7 @@
 // BoundedQueue: a lock-free multi-producer multi-consumer ring (after D. Vyukov).
 //
-// Each cell's sequence number says whose turn it is: `position` for a producer, `position + 1` for a
-// consumer. Any thread may push and pop; neither blocks.
+// Each cell's sequence number says whose turn it is: `position` for a producer, `position + 1` for
+// a consumer. Any thread may push and pop; neither blocks.
 #pragma once
 
 #include <atomic>

@@ -45,7 +45,9 @@ void copy_bytes(void* to, const void* from, size_t bytes) noexcept {
   }
 }
 #else
-void copy_bytes(void* to, const void* from, size_t bytes) noexcept { std::memcpy(to, from, bytes); }
+void copy_bytes(void* to, const void* from, size_t bytes) noexcept {
+  std::memcpy(to, from, bytes);
+}
 #endif
 
 }  // namespace kvtransfer

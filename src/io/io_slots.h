@@ -25,7 +25,9 @@ class IoSlots {
   }
 
   bool full() const noexcept { return free_.empty(); }
-  uint32_t in_flight() const noexcept { return static_cast<uint32_t>(slots_.size() - free_.size()); }
+  uint32_t in_flight() const noexcept {
+    return static_cast<uint32_t>(slots_.size() - free_.size());
+  }
   uint32_t depth() const noexcept { return static_cast<uint32_t>(slots_.size()); }
 
   // REQUIRES: !full().

@@ -19,7 +19,9 @@ namespace kvtransfer {
 
 namespace {
 
-int64_t result_of(int64_t rc) { return rc < 0 ? -int64_t{errno} : rc; }
+int64_t result_of(int64_t rc) {
+  return rc < 0 ? -int64_t{errno} : rc;
+}
 
 // One system call of the operation, from where `slot.done` stands.
 int64_t run_once(const IoSlot& slot) noexcept {

@@ -34,7 +34,8 @@ int init_ring(io_uring& ring, unsigned depth, unsigned& flags) {
     io_uring_params params{};
     // R_DISABLED: the ring belongs to the thread that enables it, its first submitter, not to the
     // thread that happens to construct it.
-    params.flags = flags | ((flags & IORING_SETUP_SINGLE_ISSUER) != 0 ? IORING_SETUP_R_DISABLED : 0);
+    params.flags =
+        flags | ((flags & IORING_SETUP_SINGLE_ISSUER) != 0 ? IORING_SETUP_R_DISABLED : 0);
     const int rc = io_uring_queue_init_params(depth, &ring, &params);
     if (rc != -EINVAL || dropped == std::size(kWantedFlags)) return rc;
     flags &= ~kWantedFlags[dropped];
@@ -52,7 +53,8 @@ class UringQueue final : public IoQueue {
  public:
   UringQueue(io_uring ring, unsigned flags, uint32_t depth) : ring_(ring), slots_(depth) {
     // Polling the ring's own descriptor misses completions of deferred task work: they are posted
-    // only when this thread enters the kernel. The registered eventfd is rung when such work is added.
+    // only when this thread enters the kernel. The registered eventfd is rung when such work is
+    // added.
     io_uring_register_eventfd(&ring_, event_.get());
     deferred_ = (flags & IORING_SETUP_DEFER_TASKRUN) != 0;
     disabled_ = (flags & IORING_SETUP_SINGLE_ISSUER) != 0;

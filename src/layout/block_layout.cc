@@ -21,18 +21,19 @@ uint64_t digest_of(uint32_t block_tokens, const std::vector<std::vector<uint32_t
   return digest;
 }
 
-std::vector<std::vector<uint32_t>> uniform(uint32_t num_layers, std::vector<uint32_t> plane_bytes) {
+std::vector<std::vector<uint32_t>> uniform(uint32_t num_layers,
+                                           const std::vector<uint32_t>& plane_bytes) {
   require(num_layers >= 1 && num_layers <= BlockLayout::kMaxLayers,
           "num_layers must be 1.." + std::to_string(BlockLayout::kMaxLayers) + ", got " +
               std::to_string(num_layers));
-  return std::vector<std::vector<uint32_t>>(num_layers, std::move(plane_bytes));
+  return std::vector<std::vector<uint32_t>>(num_layers, plane_bytes);
 }
 
 }  // namespace
 
 BlockLayout::BlockLayout(uint32_t num_layers, uint32_t block_tokens,
-                         std::vector<uint32_t> plane_bytes)
-    : BlockLayout(block_tokens, uniform(num_layers, std::move(plane_bytes))) {}
+                         const std::vector<uint32_t>& plane_bytes)
+    : BlockLayout(block_tokens, uniform(num_layers, plane_bytes)) {}
 
 BlockLayout::BlockLayout(uint32_t block_tokens, std::vector<std::vector<uint32_t>> layers)
     : block_tokens_(block_tokens), planes_(std::move(layers)) {
@@ -44,14 +45,13 @@ BlockLayout::BlockLayout(uint32_t block_tokens, std::vector<std::vector<uint32_t
               std::to_string(planes_.size()));
   offsets_.push_back(0);
   for (const auto& layer : planes_) {
-    require(!layer.empty() && layer.size() <= kMaxPlanes, "a layer needs 1.." +
-                                                              std::to_string(kMaxPlanes) +
-                                                              " planes");
+    require(!layer.empty() && layer.size() <= kMaxPlanes,
+            "a layer needs 1.." + std::to_string(kMaxPlanes) + " planes");
     uint64_t bytes = 0;
     for (const uint32_t plane : layer) {
-      require(plane >= 1 && plane <= kMaxPlaneBytes,
-              "a plane's bytes per token must be 1.." + std::to_string(kMaxPlaneBytes) + ", got " +
-                  std::to_string(plane));
+      require(plane >= 1 && plane <= kMaxPlaneBytes, "a plane's bytes per token must be 1.." +
+                                                         std::to_string(kMaxPlaneBytes) + ", got " +
+                                                         std::to_string(plane));
       bytes += uint64_t{plane} * block_tokens_;
     }
     offsets_.push_back(offsets_.back() + bytes);

@@ -111,10 +111,10 @@ void PagedCache::plan(const BlockLayout& layout, const CopyPlanSpec& spec,
       const uint64_t run =
           dense ? std::min({block_tokens - in_block, page_tokens_ - in_page, end - token}) : 1;
       const auto page = static_cast<uint64_t>(spec.pages[token / page_tokens_]);
-      append(out, begin,
-             {cache.base + page * cache.page_stride + plane.offset + in_page * plane.token_stride,
-              spec.block_starts[token / block_tokens] + plane_start + in_block * bytes,
-              run * bytes});
+      append(
+          out, begin,
+          {cache.base + page * cache.page_stride + plane.offset + in_page * plane.token_stride,
+           spec.block_starts[token / block_tokens] + plane_start + in_block * bytes, run * bytes});
       token += run;
     }
     plane_start += bytes * block_tokens;

@@ -31,10 +31,9 @@ BufferPool::BufferPool(std::shared_ptr<MemoryRegion> region, uint32_t header_byt
   }
   const uint64_t slots = region_->bytes() / slot_bytes_;
   if (slots == 0 || slots >= UINT32_MAX) {
-    throw Error(ErrorCode::kInvalidArgument, "BufferPool: a region of " +
-                                                 std::to_string(region_->bytes()) +
-                                                 " bytes holds no slot of " +
-                                                 std::to_string(slot_bytes_) + " bytes");
+    throw Error(ErrorCode::kInvalidArgument,
+                "BufferPool: a region of " + std::to_string(region_->bytes()) +
+                    " bytes holds no slot of " + std::to_string(slot_bytes_) + " bytes");
   }
   num_slots_ = static_cast<uint32_t>(slots);
   state_ = std::make_unique<State>(num_slots_);
@@ -71,13 +70,14 @@ bool BufferPool::release(uint32_t slot) noexcept {
       return false;
     }
     // acq_rel: the last releaser sees what every earlier holder did to the slot's bytes.
-  } while (!state_->references[slot].compare_exchange_weak(seen, seen - 1,
-                                                           std::memory_order_acq_rel,
-                                                           std::memory_order_relaxed));
+  } while (!state_->references[slot].compare_exchange_weak(
+      seen, seen - 1, std::memory_order_acq_rel, std::memory_order_relaxed));
   if (seen == 1) state_->free_list.give(slot);
   return true;
 }
 
-uint32_t BufferPool::available() const noexcept { return state_->free_list.available(); }
+uint32_t BufferPool::available() const noexcept {
+  return state_->free_list.available();
+}
 
 }  // namespace kvtransfer

@@ -73,8 +73,8 @@ class FreeList {
       const uint32_t index = index_of(seen);
       // A stale `next` is harmless: the tag has changed then and the exchange fails.
       const uint32_t next = next_[index].load(std::memory_order_relaxed);
-      if (head_.compare_exchange_weak(seen, pack(tag_of(seen) + 1, next),
-                                      std::memory_order_acq_rel, std::memory_order_acquire)) {
+      if (head_.compare_exchange_weak(seen, pack(tag_of(seen) + 1, next), std::memory_order_acq_rel,
+                                      std::memory_order_acquire)) {
         return index;
       }
     }

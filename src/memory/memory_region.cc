@@ -20,7 +20,9 @@ namespace kvtransfer {
 
 namespace {
 
-size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+size_t round_up(size_t bytes, size_t to) {
+  return (bytes + to - 1) / to * to;
+}
 
 // A sealed memfd of `bytes`, or an invalid Fd with errno set.
 Fd open_memfd(size_t bytes, bool huge) {
@@ -59,8 +61,7 @@ struct Mapping {
 
 Mapping try_map(size_t bytes, RegionKind kind, bool huge) {
   Mapping mapping;
-  mapping.bytes =
-      round_up(bytes, huge ? MemoryRegion::kHugePageBytes : MemoryRegion::kPageBytes);
+  mapping.bytes = round_up(bytes, huge ? MemoryRegion::kHugePageBytes : MemoryRegion::kPageBytes);
   if (kind == RegionKind::kShared) {
     mapping.fd = open_memfd(mapping.bytes, huge);
     if (!mapping.fd.valid()) return mapping;

@@ -8,9 +8,10 @@ void bind_buffer_pool(py::module_& m) {
       m, "BufferPool", "The PE or DE buffer: lock-free, all-or-nothing, reference-counted slots.")
       .def(py::init<std::shared_ptr<MemoryRegion>, uint32_t, uint64_t>(), py::arg("region"),
            py::arg("header_bytes"), py::arg("payload_bytes"))
-      .def_static("slot_bytes_for", [](uint32_t header_bytes, uint64_t payload_bytes) {
-        return BufferPool::slot_bytes(header_bytes, payload_bytes);
-      })
+      .def_static("slot_bytes_for",
+                  [](uint32_t header_bytes, uint64_t payload_bytes) {
+                    return BufferPool::slot_bytes(header_bytes, payload_bytes);
+                  })
       .def(
           "acquire",
           [](BufferPool& self, uint32_t count) -> py::object {
@@ -25,8 +26,7 @@ void bind_buffer_pool(py::module_& m) {
             for (py::ssize_t i = 0; i < slots.size(); ++i) {
               if (!self.release(slots.data()[i])) {
                 throw Error(ErrorCode::kInvalidArgument,
-                            "BufferPool: slot " + std::to_string(slots.data()[i]) +
-                                " is not held");
+                            "BufferPool: slot " + std::to_string(slots.data()[i]) + " is not held");
               }
             }
           },

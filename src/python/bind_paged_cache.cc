@@ -24,7 +24,6 @@ std::vector<CopyRange> plan(const PagedCache& cache, const BlockLayout& layout, 
   return ranges;
 }
 
-
 // Moves all layers of a token range between a cache region and a pool region.
 template <class Copy>
 uint64_t copy_layers(const PagedCache& cache, const BlockLayout& layout,
@@ -65,8 +64,7 @@ void bind_paged_cache(py::module_& m) {
   py::class_<PagedCache, std::shared_ptr<PagedCache>>(
       m, "PagedCache", "How an engine's paged KV-cache lies in one memory region.")
       .def(py::init<uint64_t, uint32_t, uint32_t, std::vector<CacheLayer>>(),
-           py::arg("region_bytes"), py::arg("page_tokens"), py::arg("num_pages"),
-           py::arg("layers"))
+           py::arg("region_bytes"), py::arg("page_tokens"), py::arg("num_pages"), py::arg("layers"))
       .def_property_readonly("page_tokens", &PagedCache::page_tokens)
       .def_property_readonly("num_pages", &PagedCache::num_pages)
       .def_property_readonly("num_layers", &PagedCache::num_layers)
@@ -74,8 +72,8 @@ void bind_paged_cache(py::module_& m) {
       .def(
           "plan",
           [](const PagedCache& self, const BlockLayout& layout, uint32_t layer,
-             uint32_t cache_layer, const Array<int32_t>& pages,
-             const Array<uint64_t>& block_starts, uint64_t first_token, uint64_t num_tokens) {
+             uint32_t cache_layer, const Array<int32_t>& pages, const Array<uint64_t>& block_starts,
+             uint64_t first_token, uint64_t num_tokens) {
             const auto ranges = plan(self, layout, layer, cache_layer, pages, block_starts,
                                      first_token, num_tokens);
             py::array_t<uint64_t> out({static_cast<py::ssize_t>(ranges.size()), py::ssize_t{3}});

@@ -18,11 +18,12 @@ void bind_ticket(py::module_& m) {
           },
           py::arg("timeout_s"), "True once done; False when the time is over first.")
       .def("cancel", &Ticket::cancel)
-      .def("check",
-           [](const Ticket& self) {
-             if (self.done() && !self.outcome().ok()) raise_outcome(self.outcome());
-           },
-           "Raises the error the operation ended with, if any.")
+      .def(
+          "check",
+          [](const Ticket& self) {
+            if (self.done() && !self.outcome().ok()) raise_outcome(self.outcome());
+          },
+          "Raises the error the operation ended with, if any.")
       .def_property_readonly("error",
                              [](const Ticket& self) -> py::object {
                                if (!self.done() || self.outcome().ok()) return py::none();
@@ -32,10 +33,9 @@ void bind_ticket(py::module_& m) {
                              })
       .def_property_readonly("blocks",
                              [](const Ticket& self) { return self.done() ? self.blocks() : 0; })
-      .def_property_readonly("fresh",
-                             [](const Ticket& self) {
-                               return self.done() ? self.fresh() : std::vector<bool>{};
-                             })
+      .def_property_readonly(
+          "fresh",
+          [](const Ticket& self) { return self.done() ? self.fresh() : std::vector<bool>{}; })
       .def_property_readonly("num_bytes",
                              [](const Ticket& self) { return self.done() ? self.bytes() : 0; })
       .def_property_readonly("end_ns",
@@ -119,7 +119,8 @@ void bind_operations(py::class_<TrafficManager, std::shared_ptr<TrafficManager>>
       },
       py::kw_only(), py::arg("keys"), py::arg("parent"), py::arg("slots"), py::arg("parts") = 1,
       py::arg("into") = nullptr, py::arg("timeout_s") = 1e9, py::arg("trace_id") = 0,
-      "store -> pool slots. One arrival in `into` per block and layer. The ticket's `blocks` is the "
+      "store -> pool slots. One arrival in `into` per block and layer. The ticket's `blocks` is "
+      "the "
       "length of the good prefix.");
   cls.def(
       "persist",
@@ -163,9 +164,9 @@ void bind_observation(py::class_<TrafficManager, std::shared_ptr<TrafficManager>
              for (size_t i = 0; i < kNumTrafficKinds; ++i) {
                const auto kind = static_cast<TrafficKind>(i);
                const TrafficCounters c = self.counters(kind);
-               out[py::str(std::string(traffic_kind_name(kind)))] = py::dict(
-                   py::arg("operations") = c.operations, py::arg("bytes") = c.bytes,
-                   py::arg("failures") = c.failures);
+               out[py::str(std::string(traffic_kind_name(kind)))] =
+                   py::dict(py::arg("operations") = c.operations, py::arg("bytes") = c.bytes,
+                            py::arg("failures") = c.failures);
              }
              return out;
            })
@@ -177,16 +178,17 @@ void bind_observation(py::class_<TrafficManager, std::shared_ptr<TrafficManager>
             self.set_cap(kind_from(kind), bytes_per_second);
           },
           py::arg("kind"), py::arg("bytes_per_second"), "0 lifts the cap.")
-      .def("take_trace",
-           [](TrafficManager& self) {
-             std::vector<TraceEvent> events;
-             {
-               const py::gil_scoped_release release;
-               events = self.take_trace();
-             }
-             return to_array(events);
-           },
-           "Structured array of the pieces finished since the last call (trace=True).")
+      .def(
+          "take_trace",
+          [](TrafficManager& self) {
+            std::vector<TraceEvent> events;
+            {
+              const py::gil_scoped_release release;
+              events = self.take_trace();
+            }
+            return to_array(events);
+          },
+          "Structured array of the pieces finished since the last call (trace=True).")
       .def("event_fd", &TrafficManager::event_fd)
       .def("drain_events", &TrafficManager::drain_events)
       .def_property_readonly(
@@ -222,8 +224,7 @@ void bind_traffic_manager(py::module_& m) {
           py::kw_only(), py::arg("store"), py::arg("pool"), py::arg("device"), py::arg("layout"),
           py::arg("name") = "engine", py::arg("epoch") = 0, py::arg("listen") = "",
           py::arg("io_backend") = IoBackend::kAuto, py::arg("io_depth") = 64,
-          py::arg("bytes_per_second") = std::map<std::string, uint64_t>{},
-          py::arg("trace") = false)
+          py::arg("bytes_per_second") = std::map<std::string, uint64_t>{}, py::arg("trace") = false)
       .def("make_stream", &TrafficManager::make_stream, py::arg("expected") = 1)
       .def("open_receive", &TrafficManager::open_receive, py::arg("stream"))
       .def("close_receive", &TrafficManager::close_receive, py::arg("tag"))

@@ -12,8 +12,8 @@ namespace kvtransfer {
 
 constexpr uint32_t kBlockFormatVersion = 1;
 
-// On disk, little-endian, at offset 0; followed by one XXH3-64 per layer and, at the very end of the
-// header pages, nothing: the rest is zero.
+// On disk, little-endian, at offset 0; followed by one XXH3-64 per layer and, at the very end of
+// the header pages, nothing: the rest is zero.
 struct BlockHeader {
   uint8_t magic[8];  // "KVTBLOCK"
   uint32_t version;
@@ -35,8 +35,8 @@ constexpr uint32_t header_pages_bytes(uint32_t num_layers) {
   return (static_cast<uint32_t>(sizeof(BlockHeader)) + num_layers * 8 + 4095) / 4096 * 4096;
 }
 
-// Fills the header pages at `slot` for the Full Block behind them (checksums every layer) and zeroes
-// the padding after it.
+// Fills the header pages at `slot` for the Full Block behind them (checksums every layer) and
+// zeroes the padding after it.
 void write_header(uint8_t* slot, uint64_t slot_bytes, const BlockStore& store, const BlockId& id,
                   uint32_t valid_tokens) noexcept;
 

@@ -21,10 +21,10 @@ namespace kvtransfer {
 StoreIo::StoreIo(BlockStore& store, IoQueue& queue, BufferPool& pool)
     : store_(store), queue_(queue), pool_(pool), records_(queue.depth()) {
   if (pool.header_bytes() != store.header_bytes() || pool.slot_bytes() < store.file_bytes()) {
-    throw Error(ErrorCode::kMismatch,
-                "BlockStore: the pool's slots (" + std::to_string(pool.slot_bytes()) +
-                    " bytes) don't fit block files of " + std::to_string(store.file_bytes()) +
-                    " bytes");
+    throw Error(ErrorCode::kMismatch, "BlockStore: the pool's slots (" +
+                                          std::to_string(pool.slot_bytes()) +
+                                          " bytes) don't fit block files of " +
+                                          std::to_string(store.file_bytes()) + " bytes");
   }
   for (uint32_t i = queue.depth(); i-- > 0;) free_records_.push_back(i);
 }
@@ -98,10 +98,9 @@ bool StoreIo::issue(ReadJob& job) noexcept {
     if (!read_part(job, block, job.next_part)) return false;
   } else {
     const int direct = store_.direct_io() ? O_DIRECT : 0;
-    if (!start({Step::kReadOpen, &job, nullptr, block, 0},
-               {.op = IoOp::kOpen,
-                .flags = O_RDONLY | O_CLOEXEC | direct,
-                .path = job.paths[block].c_str()})) {
+    if (!start({Step::kReadOpen, &job, nullptr, block, 0}, {.op = IoOp::kOpen,
+                                                            .flags = O_RDONLY | O_CLOEXEC | direct,
+                                                            .path = job.paths[block].c_str()})) {
       return false;
     }
   }
@@ -149,7 +148,8 @@ void StoreIo::on_read(const Record& record, int64_t result) noexcept {
   }
   if (record.part == 0) {
     const std::string why = check_header(slot, store_, job.chain[record.block]);
-    if (!why.empty()) return fail_block(job, record.block, ErrorCode::kCorrupt, 0, "header: " + why);
+    if (!why.empty())
+      return fail_block(job, record.block, ErrorCode::kCorrupt, 0, "header: " + why);
     job.blocks[record.block].opened = true;
   }
   const uint32_t first = job.cuts[record.part];
@@ -296,11 +296,10 @@ bool StoreIo::next_write_step(const Record& record) noexcept {
   WriteJob::Block& state = job.blocks[record.block];
   const bool durable = store_.options().durability == Durability::kFsync;
   const auto rename = [&] {
-    return start({Step::kRename, nullptr, &job, record.block, 0},
-                 {.op = IoOp::kRename,
-                  .flags = RENAME_NOREPLACE,
-                  .path = state.temporary.c_str(),
-                  .new_path = state.path.c_str()});
+    return start({Step::kRename, nullptr, &job, record.block, 0}, {.op = IoOp::kRename,
+                                                                   .flags = RENAME_NOREPLACE,
+                                                                   .path = state.temporary.c_str(),
+                                                                   .new_path = state.path.c_str()});
   };
   switch (record.step) {
     case Step::kWriteOpen:
@@ -342,10 +341,9 @@ bool StoreIo::retry_write(const Record& record, int64_t result) noexcept {
   }
   if (record.step == Step::kRename && record.part == 0 &&
       (result == -EINVAL || result == -ENOSYS)) {
-    return start({Step::kRename, nullptr, &job, record.block, 1},
-                 {.op = IoOp::kRename,
-                  .path = state.temporary.c_str(),
-                  .new_path = state.path.c_str()});
+    return start(
+        {Step::kRename, nullptr, &job, record.block, 1},
+        {.op = IoOp::kRename, .path = state.temporary.c_str(), .new_path = state.path.c_str()});
   }
   return false;
 }

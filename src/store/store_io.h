@@ -1,11 +1,12 @@
-// StoreIo: the asynchronous half of BlockStore. Moves block files between an IoQueue and pool slots.
+// StoreIo: the asynchronous half of BlockStore. Moves block files between an IoQueue and pool
+// slots.
 //
 // Thread safety: none; belongs to the IoQueue's owner thread. Jobs must outlive their last
 // completion: a job is done with when finished() is true.
 //
 // A read job walks its chain part-major: the first layers of every block, then the next layers of
-// every block, so that the layer stream of the whole prefix advances from the front. `cuts` come from
-// BlockLayout::cut_layers; one part is the paper's Full Block read.
+// every block, so that the layer stream of the whole prefix advances from the front. `cuts` come
+// from BlockLayout::cut_layers; one part is the paper's Full Block read.
 #pragma once
 
 #include <cstdint>
@@ -106,7 +107,8 @@ class StoreIo {
   void on_read_open(const Record& record, int64_t result) noexcept;
   void on_read(const Record& record, int64_t result) noexcept;
   bool read_part(ReadJob& job, uint32_t block, uint32_t part) noexcept;
-  void fail_block(ReadJob& job, uint32_t block, ErrorCode code, int error, std::string why) noexcept;
+  void fail_block(ReadJob& job, uint32_t block, ErrorCode code, int error,
+                  std::string why) noexcept;
   void finish_part(ReadJob& job, uint32_t block) noexcept;
   static void close_files(ReadJob& job) noexcept;
   std::string describe(const ReadJob& job, uint32_t block) const;

@@ -12,9 +12,9 @@ namespace kvtransfer {
 namespace {
 uint32_t checked_layers(uint32_t num_layers) {
   if (num_layers == 0 || num_layers > BlockLayout::kMaxLayers) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "LayerStream: num_layers must be 1.." + std::to_string(BlockLayout::kMaxLayers) +
-                    ", got " + std::to_string(num_layers));
+    throw Error(ErrorCode::kInvalidArgument, "LayerStream: num_layers must be 1.." +
+                                                 std::to_string(BlockLayout::kMaxLayers) +
+                                                 ", got " + std::to_string(num_layers));
   }
   return num_layers;
 }

@@ -1,5 +1,5 @@
-// The layer-by-layer moves: stage, stage_from_peer, push, serve. One class: they differ in direction
-// and medium only.
+// The layer-by-layer moves: stage, stage_from_peer, push, serve. One class: they differ in
+// direction and medium only.
 #include "device/host_copy.h"
 #include "traffic/operation.h"
 
@@ -58,7 +58,8 @@ class MoveOperation final : public Operation {
 
  private:
   bool quiet() const noexcept {
-    return notice_.outstanding == 0 && std::all_of(batches_.begin(), batches_.end(),
+    return notice_.outstanding == 0 &&
+           std::all_of(batches_.begin(), batches_.end(),
                        [](const RingBatch& b) { return b.outstanding == 0; });
   }
   bool source_ready() const noexcept {
@@ -79,9 +80,9 @@ class MoveOperation final : public Operation {
   bool use_ring(Progress& progress) noexcept {
     if (ring_ == nullptr) ring_ = progress.peers->ring(spec_.peer);
     if (ring_ != nullptr && !ring_->failed()) return true;
-    fail(progress, ring_ != nullptr ? ring_->failure()
-                                    : Outcome{ErrorCode::kPeerLost, 0,
-                                              "no peer " + std::to_string(spec_.peer)});
+    fail(progress, ring_ != nullptr
+                       ? ring_->failure()
+                       : Outcome{ErrorCode::kPeerLost, 0, "no peer " + std::to_string(spec_.peer)});
     return false;
   }
 
@@ -131,7 +132,8 @@ class MoveOperation final : public Operation {
     for (; cursor_ < ranges_.size(); ++cursor_) {
       if (!post(batch, range_request(ranges_[cursor_]))) return false;
     }
-    if (kind_ != MoveKind::kStageFromPeer && !post(batch, immediate_request(next_layer_))) return false;
+    if (kind_ != MoveKind::kStageFromPeer && !post(batch, immediate_request(next_layer_)))
+      return false;
     batch.posted = true;
     ring_->doorbell();
     return true;

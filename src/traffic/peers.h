@@ -20,7 +20,9 @@ namespace kvtransfer {
 // An immediate names a receive and a layer.
 constexpr uint32_t kLayerBits = 10;
 constexpr uint32_t kTagMask = (1u << (32 - kLayerBits)) - 1;
-constexpr uint32_t pack_immediate(uint32_t tag, uint32_t layer) { return tag << kLayerBits | layer; }
+constexpr uint32_t pack_immediate(uint32_t tag, uint32_t layer) {
+  return tag << kLayerBits | layer;
+}
 // In place of a layer: the sender gave the transfer up. The receive fails instead of waiting on.
 constexpr uint32_t kGaveUp = (1u << kLayerBits) - 1;
 static_assert(BlockLayout::kMaxLayers == (1u << kLayerBits) - 1);
@@ -68,7 +70,7 @@ class Peers {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Peer> peers_;                          // grows only; guarded by mutex_
+  std::deque<Peer> peers_;                           // grows only; guarded by mutex_
   std::unordered_map<std::string, PeerId> by_name_;  // the newest of each name
   std::unordered_map<uint32_t, std::shared_ptr<LayerStream>> receives_;
   uint32_t next_tag_ = 0;

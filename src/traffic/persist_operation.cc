@@ -48,7 +48,8 @@ class PersistOperation final : public Operation {
  private:
   void finish(Progress& progress) noexcept {
     const auto stored = std::count(job_.stored.begin(), job_.stored.end(), true);
-    const auto fresh = static_cast<uint64_t>(std::count(job_.fresh.begin(), job_.fresh.end(), true));
+    const auto fresh =
+        static_cast<uint64_t>(std::count(job_.fresh.begin(), job_.fresh.end(), true));
     set_outcome(job_.failure);
     set_blocks(static_cast<uint32_t>(stored));
     set_fresh(job_.fresh);

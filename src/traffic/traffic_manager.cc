@@ -222,8 +222,8 @@ void require(bool condition, const std::string& what) {
 
 void check_slots(const BufferPool& pool, const std::vector<uint32_t>& slots) {
   for (const uint32_t slot : slots) {
-    require(slot < pool.num_slots(), "slot " + std::to_string(slot) + " outside 0.." +
-                                         std::to_string(pool.num_slots() - 1));
+    require(slot < pool.num_slots(),
+            "slot " + std::to_string(slot) + " outside 0.." + std::to_string(pool.num_slots() - 1));
   }
 }
 
@@ -310,7 +310,9 @@ uint32_t TrafficManager::open_receive(std::shared_ptr<LayerStream> stream) {
   return state_->peers.open_receive(std::move(stream));
 }
 
-void TrafficManager::close_receive(uint32_t tag) { state_->peers.close_receive(tag); }
+void TrafficManager::close_receive(uint32_t tag) {
+  state_->peers.close_receive(tag);
+}
 
 PeerId TrafficManager::connect(const std::string& address, int64_t deadline_ns) {
   require(state_->listener != nullptr, "connecting needs a listen address of our own");
@@ -323,9 +325,13 @@ PeerId TrafficManager::wait_peer(const std::string& name, int64_t deadline_ns) {
   return state_->peers.wait(name, deadline_ns);
 }
 
-bool TrafficManager::peer_alive(PeerId peer) const { return state_->peers.alive(peer); }
+bool TrafficManager::peer_alive(PeerId peer) const {
+  return state_->peers.alive(peer);
+}
 
-WorkRingCounters TrafficManager::ring_counters() const { return state_->peers.counters(); }
+WorkRingCounters TrafficManager::ring_counters() const {
+  return state_->peers.counters();
+}
 
 uint64_t TrafficManager::read_queue_tokens() const noexcept {
   return state_->stats.pending_read_bytes.load(std::memory_order_relaxed) /
@@ -340,11 +346,19 @@ void TrafficManager::set_cap(TrafficKind kind, uint64_t bytes_per_second) noexce
   state_->buckets[static_cast<size_t>(kind)].set_rate(bytes_per_second);
 }
 
-std::vector<TraceEvent> TrafficManager::take_trace() { return state_->stats.take_trace(); }
+std::vector<TraceEvent> TrafficManager::take_trace() {
+  return state_->stats.take_trace();
+}
 
-int TrafficManager::event_fd() const noexcept { return state_->events->fd(); }
-void TrafficManager::drain_events() noexcept { state_->events->drain(); }
-std::string_view TrafficManager::io_backend() const noexcept { return state_->io->backend(); }
+int TrafficManager::event_fd() const noexcept {
+  return state_->events->fd();
+}
+void TrafficManager::drain_events() noexcept {
+  state_->events->drain();
+}
+std::string_view TrafficManager::io_backend() const noexcept {
+  return state_->io->backend();
+}
 const std::string& TrafficManager::io_fallback_reason() const noexcept {
   return state_->io->fallback_reason();
 }

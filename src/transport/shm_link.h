@@ -1,5 +1,6 @@
 // ShmLink: the same-host twin of an RDMA queue pair. The peer's regions are mapped; post() copies
-// (non-temporal stores for block-sized pieces), then publishes immediates through the peer's mailbox.
+// (non-temporal stores for block-sized pieces), then publishes immediates through the peer's
+// mailbox.
 #pragma once
 
 #include <memory>

@@ -42,9 +42,8 @@ void ShmListener::serve() {
     Fd peer(accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!peer.valid()) continue;
     try {
-      auto link =
-          make_shm_link(shm_handshake(std::move(peer), self_, now_ns() + kHandshakeNs),
-                        local_regions_);
+      auto link = make_shm_link(shm_handshake(std::move(peer), self_, now_ns() + kHandshakeNs),
+                                local_regions_);
       const std::lock_guard lock(mutex_);
       accepted_.push_back(std::move(link));
     } catch (const Error& error) {

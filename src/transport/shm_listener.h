@@ -20,8 +20,7 @@ class ShmListener {
   // `self.regions` are what peers may reach; `local_regions` is our own region table, a superset.
   // `wake` is called from the listener's thread whenever a link is ready.
   ShmListener(std::string address, ShmIdentity self,
-              std::vector<std::shared_ptr<MemoryRegion>> local_regions,
-              std::function<void()> wake);
+              std::vector<std::shared_ptr<MemoryRegion>> local_regions, std::function<void()> wake);
   ~ShmListener();
 
   const std::string& address() const noexcept { return address_; }

@@ -1,7 +1,7 @@
 // What two processes of one machine exchange to become shm peers, and what they share afterwards.
 //
-// Hello (one SEQPACKET message on a Unix socket, both ways), with the descriptors of the mailbox, its
-// eventfd and every region attached:
+// Hello (one SEQPACKET message on a Unix socket, both ways), with the descriptors of the mailbox,
+// its eventfd and every region attached:
 //
 //   | magic 8 | version u32 | num_regions u32 | epoch u64 | name 64 | region bytes u64 x 8 |
 //

@@ -36,8 +36,7 @@ WorkRing::WorkRing(Link& link, const WorkRingOptions& options)
       list_(limits_.send_depth) {}
 
 uint32_t WorkRing::entries_for(uint64_t bytes) const noexcept {
-  return bytes == 0 ? 1
-                    : static_cast<uint32_t>((bytes - 1) / limits_.max_message_bytes + 1);
+  return bytes == 0 ? 1 : static_cast<uint32_t>((bytes - 1) / limits_.max_message_bytes + 1);
 }
 
 bool WorkRing::post(const WorkRequest& request, uint64_t cookie) noexcept {
@@ -129,8 +128,8 @@ Outcome WorkRing::describe(const Entry& bad, const WorkCompletion& completion) c
   const WorkRequest& r = bad.request;
   const char* verb = r.op == LinkOp::kRead ? "read" : "write";
   return {ErrorCode::kPeerLost, 0,
-          std::string(verb) + " " + std::to_string(r.wr_id) + " with peer " + link_.peer() +
-              ": " + std::string(work_status_name(completion.status)) + " (local region " +
+          std::string(verb) + " " + std::to_string(r.wr_id) + " with peer " + link_.peer() + ": " +
+              std::string(work_status_name(completion.status)) + " (local region " +
               std::to_string(r.local_region) + " offset " + std::to_string(r.local_offset) +
               ", remote region " + std::to_string(r.remote_region) + " offset " +
               std::to_string(r.remote_offset) + ", " + std::to_string(r.length) +
@@ -155,8 +154,7 @@ void WorkRing::complete(const WorkCompletion& completion) noexcept {
       entry(i).status = WorkStatus::kSuccess;
     }
   }
-  while (done_ < posted_ && entry(done_).completed &&
-         entry(done_).status == WorkStatus::kSuccess) {
+  while (done_ < posted_ && entry(done_).completed && entry(done_).status == WorkStatus::kSuccess) {
     ++done_;
   }
 }

@@ -324,9 +324,8 @@ TEST_F(BlockStoreTest, ReadErrorsAreMissesWithAReasonThatNamesTheBlock) {
   BlockStore store = open();
   const auto chain = put(store, 4);
   int reads = 0;
-  FaultyQueue queue([&](const IoRequest& r) {
-    return r.op == IoOp::kRead && ++reads == 3 ? -EIO : 0;
-  });
+  FaultyQueue queue(
+      [&](const IoRequest& r) { return r.op == IoOp::kRead && ++reads == 3 ? -EIO : 0; });
   StoreIo io(store, queue, *pool_);
   ReadJob job;
   job.chain = chain;
@@ -354,8 +353,8 @@ TEST_F(BlockStoreTest, ReadingInPartsAnnouncesLayersFrontFirstAndKeepsTheBytes) 
   const auto chain = make_chain(root_, 3);
   auto slots = acquire(*pool, 3);
   for (uint32_t i = 0; i < 3; ++i) {
-    fill_random(pool->region()->data() + pool->payload_offset(slots[i]),
-                layout.full_block_bytes(), i);
+    fill_random(pool->region()->data() + pool->payload_offset(slots[i]), layout.full_block_bytes(),
+                i);
   }
   ASSERT_EQ(store.put(chain, *pool, slots), 3u);
   const auto into = acquire(*pool, 3);
@@ -412,7 +411,8 @@ TEST(Catalog, EvictionPlansNeverLeaveAHoleInAnyChain) {
     Catalog catalog(root);
     std::vector<BlockId> all;
     for (int i = 0; i < 60; ++i) {  // a random trie
-      const BlockKey parent = all.empty() || random() % 4 == 0 ? root : all[random() % all.size()].key;
+      const BlockKey parent =
+          all.empty() || random() % 4 == 0 ? root : all[random() % all.size()].key;
       all.push_back({make_key(round * 1000 + i), parent});
       catalog.insert(all.back());
     }

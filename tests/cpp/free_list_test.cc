@@ -1,5 +1,6 @@
-// Linearizability and ABA by seeded interleavings: the atomics yield to a scheduler that lets exactly
-// one thread run and picks the next at random, so that a seed is a reproducible interleaving.
+// Linearizability and ABA by seeded interleavings: the atomics yield to a scheduler that lets
+// exactly one thread run and picks the next at random, so that a seed is a reproducible
+// interleaving.
 #include "memory/free_list.h"
 
 #include <condition_variable>

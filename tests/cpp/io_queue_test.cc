@@ -122,13 +122,13 @@ TEST(IoSlots, AShortReadIsContinuedUntilTheLengthIsThere) {
 TEST_P(IoQueueTest, WritesSyncsAndRenamesWithoutReplacing) {
   const auto queue = make();
   const std::string path = directory_.path() + "/new", target = directory_.path() + "/done";
-  const int64_t fd = run(
-      *queue, {.op = IoOp::kOpen, .flags = O_CREAT | O_EXCL | O_WRONLY, .path = path.c_str()});
+  const int64_t fd =
+      run(*queue, {.op = IoOp::kOpen, .flags = O_CREAT | O_EXCL | O_WRONLY, .path = path.c_str()});
   ASSERT_GE(fd, 0);
   const Fd owner(static_cast<int>(fd));
   testing::fill_random(region_.data(), 12288, 9);
-  EXPECT_EQ(run(*queue, {.op = IoOp::kWrite, .fd = owner.get(), .buffer = region_.data(),
-                         .length = 12288}),
+  EXPECT_EQ(run(*queue,
+                {.op = IoOp::kWrite, .fd = owner.get(), .buffer = region_.data(), .length = 12288}),
             12288);
   EXPECT_EQ(run(*queue, {.op = IoOp::kSync, .fd = owner.get()}), 0);
   const IoRequest rename{.op = IoOp::kRename,
@@ -153,8 +153,11 @@ TEST_P(IoQueueTest, TheDestructorWaitsForWhatIsInFlight) {
   for (int round = 0; round < 20; ++round) {
     const auto queue = make();
     for (uint64_t i = 0; i < 16; ++i) {
-      queue->prepare({.fd = fd.get(), .buffer = region_.data() + i * 65536, .offset = i * 65536,
-                      .length = 65536, .user_data = i});
+      queue->prepare({.fd = fd.get(),
+                      .buffer = region_.data() + i * 65536,
+                      .offset = i * 65536,
+                      .length = 65536,
+                      .user_data = i});
     }
     queue->submit();
   }  // AddressSanitizer or a torn buffer would tell

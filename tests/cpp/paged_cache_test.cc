@@ -22,8 +22,8 @@ struct Case {
   uint64_t tokens;
 };
 
-// A random engine cache: K and V apart, packed, MLA or a plane a head; dense or padded tokens, padded
-// pages; pages smaller than, equal to or larger than a token block; blocks in any order.
+// A random engine cache: K and V apart, packed, MLA or a plane a head; dense or padded tokens,
+// padded pages; pages smaller than, equal to or larger than a token block; blocks in any order.
 Case random_case(std::mt19937& random) {
   const auto pick = [&](uint32_t low, uint32_t high) { return low + random() % (high - low + 1); };
   const uint32_t layers = pick(1, 4);
@@ -61,12 +61,9 @@ Case random_case(std::mt19937& random) {
   std::vector<uint64_t> starts;
   for (uint32_t b = 0; b < blocks; ++b) starts.push_back(b * (layout.full_block_bytes() + 32));
   if (random() % 2) std::shuffle(starts.begin(), starts.end(), random);
-  return {layout,
-          PagedCache(cache_bytes, page_tokens, num_pages, cache_layers),
-          cache_bytes,
-          pages,
-          starts,
-          blocks * (layout.full_block_bytes() + 32),
+  return {layout,      PagedCache(cache_bytes, page_tokens, num_pages, cache_layers),
+          cache_bytes, pages,
+          starts,      blocks * (layout.full_block_bytes() + 32),
           tokens};
 }
 
@@ -92,12 +89,12 @@ TEST(PagedCache, PlanMovesExactlyTheBytesThatTheFormulaNames) {
       for (uint64_t t = first; t < first + count; ++t) {
         uint64_t row = c.starts[t / c.layout.block_tokens()] + c.layout.layer_offset(l);
         for (const CachePlane& plane : layer.planes) {
-          const uint64_t from =
-              layer.base + c.pages[t / c.cache.page_tokens()] * layer.page_stride + plane.offset +
-              t % c.cache.page_tokens() * plane.token_stride;
-          std::copy_n(cache.begin() + from, plane.bytes_per_token,
-                      wanted.begin() + row +
-                          t % c.layout.block_tokens() * uint64_t{plane.bytes_per_token});
+          const uint64_t from = layer.base +
+                                c.pages[t / c.cache.page_tokens()] * layer.page_stride +
+                                plane.offset + t % c.cache.page_tokens() * plane.token_stride;
+          std::copy_n(
+              cache.begin() + from, plane.bytes_per_token,
+              wanted.begin() + row + t % c.layout.block_tokens() * uint64_t{plane.bytes_per_token});
           row += uint64_t{plane.bytes_per_token} * c.layout.block_tokens();
         }
       }

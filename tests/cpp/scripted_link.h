@@ -23,7 +23,8 @@ class ScriptedLink final : public Link {
   // Completes the first `count` accepted requests as hardware would: signalled ones say so.
   void complete(size_t count) {
     for (size_t i = 0; i < count && !accepted.empty(); ++i) {
-      if (accepted.front().signalled) ready_.push_back({accepted.front().wr_id, WorkStatus::kSuccess});
+      if (accepted.front().signalled)
+        ready_.push_back({accepted.front().wr_id, WorkStatus::kSuccess});
       accepted.erase(accepted.begin());
     }
   }
@@ -50,7 +51,8 @@ class ScriptedLink final : public Link {
     }
     result.accepted = std::min(result.accepted, list.size());
     posts.emplace_back(list.begin(), list.begin() + static_cast<long>(result.accepted));
-    accepted.insert(accepted.end(), list.begin(), list.begin() + static_cast<long>(result.accepted));
+    accepted.insert(accepted.end(), list.begin(),
+                    list.begin() + static_cast<long>(result.accepted));
     outstanding_peak = std::max(outstanding_peak, accepted.size());
     return result;
   }

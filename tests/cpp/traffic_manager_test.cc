@@ -23,8 +23,8 @@ constexpr uint32_t kBlocks = 10;
 
 // One engine: a pool, a device cache of `slots` layer slots, a manager.
 struct Engine {
-  Engine(const std::string& name, uint32_t cache_layers, std::shared_ptr<BlockStore> store = nullptr,
-         TrafficOptions options = {})
+  Engine(const std::string& name, uint32_t cache_layers,
+         std::shared_ptr<BlockStore> store = nullptr, TrafficOptions options = {})
       : layout(kLayers, kBlockTokens, {256, 256}) {
     const uint64_t plane = 20 * 16 * 256;
     device = std::make_shared<MemoryRegion>(cache_layers * 2 * plane, RegionKind::kShared,
@@ -160,9 +160,9 @@ TEST_F(TrafficManagerTest, StagingFollowsTheRotationOfTheLayerSlots) {
       std::vector<uint8_t> wanted;
       const auto block = payload_of(*engine.pool, slots[t / kBlockTokens], engine.layout);
       for (uint32_t plane = 0; plane < 2; ++plane) {
-        const auto at = block.begin() + static_cast<long>(engine.layout.layer_offset(layer) +
-                                                          plane * kBlockTokens * 256 +
-                                                          t % kBlockTokens * 256);
+        const auto at =
+            block.begin() + static_cast<long>(engine.layout.layer_offset(layer) +
+                                              plane * kBlockTokens * 256 + t % kBlockTokens * 256);
         wanted.insert(wanted.end(), at, at + 256);
       }
       ASSERT_EQ(engine.token(layer, t), wanted) << "layer " << layer << " token " << t;
@@ -175,8 +175,8 @@ TEST_F(TrafficManagerTest, StagingFollowsTheRotationOfTheLayerSlots) {
 // Figure 4: PE device -> DE buffer by push; DE buffer -> PE device by read behind a serve.
 TEST_F(TrafficManagerTest, PushAndReadBackBetweenTwoEngines) {
   Engine pe("pe", kLayers), de("de", kLayers);
-  const PeerId to_de = pe.manager->connect("kvt-tm-" + std::to_string(getpid()) + "-de",
-                                           in_seconds(5));
+  const PeerId to_de =
+      pe.manager->connect("kvt-tm-" + std::to_string(getpid()) + "-de", in_seconds(5));
   const PeerId to_pe = de.manager->wait_peer("pe", in_seconds(5));
   fill_random(pe.device->data(), pe.device->bytes(), 3);
   const std::vector<uint8_t> original(pe.device->data(), pe.device->data() + pe.device->bytes());

