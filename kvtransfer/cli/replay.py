@@ -91,22 +91,22 @@ def replay(
             raise InvalidArgument(f"--path must be pe, de or auto, got {name!r}")
     if transport != "shm":
         raise InvalidArgument(f"--transport must be shm, got {transport!r}")
-    _check_positive(turns=turns, sessions=sessions, scale=scale, pool_blocks=pool_blocks)
-    console = Console()
-
-    from kvtransfer.models import load_model, namespace_of
-
-    loaded = load_model(model, dtype, tokenizer=model != "tiny")
-    work = _read_work(files or [], loaded, turns, sessions, scale, seed)
+    _check_positive(
+        turns=turns,
+        sessions=sessions,
+        scale=scale,
+        pool_blocks=pool_blocks,
+        block_tokens=block_tokens,
+    )
+    _check_not_negative(
+        storage_mbps=storage_mbps, network_mbps=network_mbps, store_max_mb=store_max_mb
+    )
     if storage_mbps is None:
         storage_mbps = DEMO_READ_CAP / MEGA if demo else 0
-    sizes = _sizes(work, block_tokens, pool_blocks)
-    base: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model": model,
         "dtype": dtype,
         "block_tokens": block_tokens,
-        "namespace": namespace_of(loaded, block_tokens).digest().hex(),
-        "layer_planes": loaded.layer_planes,
         "store_max_bytes": int(store_max_mb * MEGA),
         "num_prefill": prefill,
         "num_decode": decode,
@@ -118,10 +118,19 @@ def replay(
         "deadline_s": deadline_s,
         "trace": trace is not None,
         "journal": verify,
-        **sizes,
         **_read_profile(profile),
     }
-    runs = _run_paths(console, base, paths, store, work)
+    _check_early(options, files or [])
+    console = Console()
+
+    from kvtransfer.models import load_model, namespace_of
+
+    loaded = load_model(model, dtype, tokenizer=model != "tiny")
+    work = _read_work(files or [], loaded, turns, sessions, scale, seed)
+    options |= _sizes(work, block_tokens, pool_blocks)
+    options["namespace"] = namespace_of(loaded, block_tokens).digest().hex()
+    options["layer_planes"] = loaded.layer_planes
+    runs = _run_paths(console, options, paths, store, work)
     _show(console, runs, table, loaded)
     failed = verify and not _verify(console, runs)
     if trace is not None:
@@ -139,6 +148,23 @@ def _check_positive(**options: int | None) -> None:
     for name, value in options.items():
         if value is not None and value < 1:
             raise InvalidArgument(f"--{name.replace('_', '-')} must be positive, got {value}")
+
+
+def _check_not_negative(**options: float | None) -> None:
+    for name, value in options.items():
+        if value is not None and not value >= 0:
+            raise InvalidArgument(f"--{name.replace('_', '-')} must not be negative, got {value}")
+
+
+def _check_early(options: dict[str, Any], files: list[Path]) -> None:
+    """What can be refused before a model is loaded."""
+    from kvtransfer.engine.config import ClusterConfig
+
+    known = {**options, "namespace": "00" * 32, "layer_planes": [[1]]}
+    _make_config(ClusterConfig, known, "check", "auto", Path())
+    for file in files:
+        if not file.is_file():
+            raise WorkloadError(f"{file}: No such file")
 
 
 def _read_work(
@@ -237,7 +263,7 @@ def _run_paths(
             store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtransfer-")))
         for path in paths:
             folder = store / path if len(paths) > 1 else store
-            config = _make_config(ClusterConfig, base, new_cluster_name(), path, folder)
+            config = _make_config(ClusterConfig, options, new_cluster_name(), path, folder)
             title = f"path {path} ({config.num_prefill}P{config.num_decode}D)"
             with LiveView(console, title, total) as view:
                 runs.append(run_replay(config, work, view.add))
@@ -245,10 +271,10 @@ def _run_paths(
 
 
 def _make_config(
-    kind: type[ClusterConfig], base: dict[str, Any], name: str, path: str, store: Path
+    kind: type[ClusterConfig], options: dict[str, Any], name: str, path: str, store: Path
 ) -> ClusterConfig:
     try:
-        return msgspec.convert({**base, "name": name, "path": path, "store": str(store)}, kind)
+        return msgspec.convert({**options, "name": name, "path": path, "store": str(store)}, kind)
     except msgspec.ValidationError as error:
         raise InvalidArgument(str(error)) from error
 

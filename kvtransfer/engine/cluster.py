@@ -20,6 +20,7 @@ import zmq
 from kvtransfer.engine.config import ClusterConfig
 from kvtransfer.engine.messages import (
     EngineLost,
+    Hello,
     Journal,
     Message,
     Result,
@@ -70,6 +71,7 @@ class Cluster:
             for role in ("scheduler", *self.config.prefill_engines, *self.config.decode_engines):
                 self._spawn(role)
             self._socket.connect(self.config.scheduler_address)
+            self._send(Hello(engine=CLIENT.decode(), kind="client", epoch=0))
             self._wait_started()
         except BaseException:
             self._kill()

@@ -102,7 +102,17 @@ class SchedulerProcess:
             self._running = bool(self._expected)
 
     def _on_hello(self, message: Hello) -> None:
+        """Everyone speaks first, the client too: a ROUTER drops what it sends to a stranger."""
         self._epochs[message.engine] = message.epoch
+        if message.engine != CLIENT:
+            self._add_engine(message)
+        if not self._started and self._epochs.keys() >= {*self._expected, CLIENT}:
+            self._started = True
+            prefill, decode = self._policy.engines
+            for receiver in (*prefill, CLIENT):
+                send(self._socket, Started(prefill=prefill, decode=decode), to=receiver)
+
+    def _add_engine(self, message: Hello) -> None:
         report = EngineReport(
             message.engine,
             group=message.kind,
@@ -113,11 +123,6 @@ class SchedulerProcess:
             self._policy.add_prefill(report)
         else:
             self._policy.add_decode(report)
-        if not self._started and self._epochs.keys() >= self._expected:
-            self._started = True
-            prefill, decode = self._policy.engines
-            for receiver in (*prefill, CLIENT):
-                send(self._socket, Started(prefill=prefill, decode=decode), to=receiver)
 
     def _on_report(self, message: Report) -> None:
         if message.engine not in self._expected:
