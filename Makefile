@@ -48,7 +48,7 @@ $(READY): $(SOURCES)
 	@.ci/system-packages build
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setting up $(VENV) ..."
-	@$(PIP) torch numpy scikit-build-core pybind11 ninja
+	@$(PIP) torch numpy scikit-build-core pybind11 cython ninja
 	@$(PIP) ruff mypy pytest hypothesis
 	@$(PIP) --no-build-isolation -e '.[models,plot]'
 	@touch $@

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kvtransfer import _keychain
 from kvtransfer._core import BlockLayout
 from kvtransfer.errors import InvalidArgument
 
@@ -74,18 +75,23 @@ def chain_keys(
     if block_tokens < 1:
         raise InvalidArgument(f"block_tokens must be positive, got {block_tokens}")
     ids = _as_u32(tokens)[start:]
-    num_blocks = len(ids) // block_tokens
-    view = memoryview(ids.tobytes())
-    step = 4 * block_tokens
-    out = bytearray(num_blocks * KEY_BYTES)
+    keys = np.empty((len(ids) // block_tokens, KEY_BYTES), np.uint8)
+    chain = _keychain.chain if _keychain.available() else chain_in_python
+    chain(parent, ids.view(np.uint8), 4 * block_tokens, keys.reshape(-1))
+    return keys
+
+
+def chain_in_python(
+    parent: bytes, data: npt.NDArray[np.uint8], block_bytes: int, out: npt.NDArray[np.uint8]
+) -> None:
+    """The same loop over hashlib, for machines without a libcrypto to load."""
+    view = data.data
     key = parent
-    sha256 = hashlib.sha256
-    for i in range(num_blocks):
-        state = sha256(key)
-        state.update(view[i * step : (i + 1) * step])
+    for i in range(len(out) // KEY_BYTES):
+        state = hashlib.sha256(key)
+        state.update(view[i * block_bytes : (i + 1) * block_bytes])
         key = state.digest()
-        out[i * KEY_BYTES : (i + 1) * KEY_BYTES] = key
-    return np.frombuffer(bytes(out), np.uint8).reshape(num_blocks, KEY_BYTES)
+        out[i * KEY_BYTES : (i + 1) * KEY_BYTES] = np.frombuffer(key, np.uint8)
 
 
 def opaque_keys(hashes: Sequence[bytes]) -> KeyArray:

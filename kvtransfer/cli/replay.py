@@ -245,7 +245,7 @@ def _read_profile(file: Path | None) -> dict[str, Any]:
 
 def _run_paths(
     console: Console,
-    base: dict[str, Any],
+    options: dict[str, Any],
     paths: list[str],
     store: Path | None,
     work: list[Session],

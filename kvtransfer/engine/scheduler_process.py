@@ -55,6 +55,7 @@ class SchedulerProcess:
         self._pending: dict[int, _Pending] = {}
         self._epochs: dict[str, int] = {}
         self._expected = {*config.prefill_engines, *config.decode_engines}
+        self._capacity: dict[str, int] = {}  # tokens of each engine's device memory
         self._journals: set[str] = set()
         self._started = False
         self._running = True
@@ -113,6 +114,7 @@ class SchedulerProcess:
                 send(self._socket, Started(prefill=prefill, decode=decode), to=receiver)
 
     def _add_engine(self, message: Hello) -> None:
+        self._capacity[message.engine] = message.capacity_tokens
         report = EngineReport(
             message.engine,
             group=message.kind,
@@ -146,6 +148,13 @@ class SchedulerProcess:
         keys = chain_keys(self._root_key, tokens[:-1], self.config.block_tokens)
         cached = self._store.lookup(keys, self._root_key) * self.config.block_tokens
         self._pending[message.request_id] = _Pending(message, time.monotonic_ns())
+        needed = len(tokens) + message.num_generate
+        largest = max((self._capacity[name] for name in self._policy.engines[1]), default=0)
+        if needed > largest:  # it would wait for ever
+            reason = f"{needed} tokens of device memory are needed, the largest decode engine has "
+            error = reason + str(largest)
+            self._complete(Finished(request_id=message.request_id, life=0, error=error))
+            return
         self._policy.submit(Request(message.request_id, len(tokens), cached, message.num_generate))
 
     def _dispatch(self, assignment: Assignment) -> None:

@@ -135,7 +135,7 @@ def test_a_full_disk_stops_writes_and_serves_on(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], check=False
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], check=False
     )
     if mounted.returncode != 0:
         pytest.skip("this container may not mount a tmpfs")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtransfer import BlockLayout, Namespace, chain_keys
+from kvtransfer import BlockLayout, Namespace, _keychain, chain_keys
 from kvtransfer.errors import InvalidArgument
-from kvtransfer.keys import opaque_keys
+from kvtransfer.keys import chain_in_python, opaque_keys
 
 BASE = Namespace("tiny", "r1", "float32", BlockLayout(12, 64, [128] * 4))
 
@@ -136,3 +136,17 @@ def test_engine_hashes_are_taken_as_opaque_bytes() -> None:
     assert keys[1].tobytes() == hashlib.sha256(b"opaque" + short).digest()
     assert opaque_keys([b"\x01\x02\x00"])[0].tobytes() != keys[1].tobytes()
     assert opaque_keys([]).shape == (0, 32)
+
+
+@given(st.binary(max_size=600), st.integers(1, 50))
+def test_the_compiled_chain_equals_the_plain_one(data: bytes, block: int) -> None:
+    if not _keychain.available():
+        pytest.skip("no libcrypto to load on this machine")
+    blocks = len(data) // block
+    source = np.frombuffer(data, np.uint8)
+    a, b = np.empty(blocks * 32, np.uint8), np.empty(blocks * 32, np.uint8)
+    _keychain.chain(bytes(32), source, block, a)
+    chain_in_python(bytes(32), source, block, b)
+    assert a.tobytes() == b.tobytes()
+    with pytest.raises(ValueError, match="sizes"):
+        _keychain.chain(bytes(32), source, block, np.empty((blocks + 1) * 32, np.uint8))
