@@ -22,10 +22,7 @@ class LoadOperation final : public Operation {
   ~LoadOperation() override { forget_pending(pending_bytes_); }
 
   bool step(Progress& progress) noexcept override {
-    if (!begun_) {
-      begun_ = true;
-      progress.store_io->begin(job_);
-    }
+    begin_job(progress);
     bool progressed = false;
     for (uint64_t bytes; (bytes = progress.store_io->next_bytes(job_)) > 0; progressed = true) {
       if (!progress.take(TrafficKind::kStorageRead, bytes)) break;
@@ -47,7 +44,7 @@ class LoadOperation final : public Operation {
   bool finished() const noexcept override { return begun_ && job_.finished(); }
 
   void stop(Progress& progress, Outcome why) noexcept override {
-    if (!begun_) step(progress);
+    begin_job(progress);
     progress.store_io->abort(job_, std::move(why));
   }
 
@@ -56,6 +53,11 @@ class LoadOperation final : public Operation {
   }
 
  private:
+  void begin_job(Progress& progress) noexcept {
+    if (!begun_) progress.store_io->begin(job_);
+    begun_ = true;
+  }
+
   void landed(uint32_t first, uint32_t end) noexcept {
     const uint64_t bytes = layout_.layer_offset(end) - layout_.layer_offset(first);
     const int64_t now = now_ns();

@@ -17,10 +17,7 @@ class PersistOperation final : public Operation {
   ~PersistOperation() override { store_->end_writes(admitted_); }
 
   bool step(Progress& progress) noexcept override {
-    if (!begun_) {
-      begun_ = true;
-      progress.store_io->begin(job_);
-    }
+    begin_job(progress);
     bool progressed = false;
     const uint64_t bytes = progress.store_io->store().file_bytes();
     while (job_.next_block < job_.chain.size()) {
@@ -35,7 +32,7 @@ class PersistOperation final : public Operation {
   bool finished() const noexcept override { return begun_ && job_.finished(); }
 
   void stop(Progress& progress, Outcome why) noexcept override {
-    if (!begun_) step(progress);
+    begin_job(progress);
     // What is being written completes or fails as a whole; the rest is never started.
     set_outcome(std::move(why));
     job_.next_block = static_cast<uint32_t>(job_.chain.size());
@@ -46,6 +43,11 @@ class PersistOperation final : public Operation {
   }
 
  private:
+  void begin_job(Progress& progress) noexcept {
+    if (!begun_) progress.store_io->begin(job_);
+    begun_ = true;
+  }
+
   void finish(Progress& progress) noexcept {
     const auto stored = std::count(job_.stored.begin(), job_.stored.end(), true);
     const auto fresh =

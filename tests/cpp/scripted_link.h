@@ -18,6 +18,7 @@ class ScriptedLink final : public Link {
   std::deque<PostResult> answers;  // for the next posts; empty: accept all
   std::vector<std::vector<WorkRequest>> posts;
   std::vector<WorkRequest> accepted;  // not completed yet
+  std::deque<uint32_t> immediates;    // for the next poll_immediates()
   bool drain_allowed = true;
 
   // Completes the first `count` accepted requests as hardware would: signalled ones say so.
@@ -62,7 +63,12 @@ class ScriptedLink final : public Link {
     ready_.erase(ready_.begin(), ready_.begin() + static_cast<long>(n));
     return n;
   }
-  size_t poll_immediates(std::span<uint32_t>) noexcept override { return 0; }
+  size_t poll_immediates(std::span<uint32_t> out) noexcept override {
+    const size_t n = std::min(out.size(), immediates.size());
+    std::copy_n(immediates.begin(), n, out.begin());
+    immediates.erase(immediates.begin(), immediates.begin() + static_cast<long>(n));
+    return n;
+  }
   void fail() noexcept override {
     failed_ = true;
     for (const WorkRequest& r : accepted) ready_.push_back({r.wr_id, WorkStatus::kFlushed});
