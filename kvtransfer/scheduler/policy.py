@@ -88,7 +88,10 @@ class Scheduler:
         self._decode_queue.append(request)
 
     def finish(self, request_id: int) -> None:
-        self._placements.pop(request_id, None)
+        """The request is over, served or given up; wherever it waits it is forgotten."""
+        placement = self._placements.pop(request_id, None)
+        if placement is not None:
+            self._unqueue(placement.request)
         for engine in (*self._prefill.values(), *self._decode.values()):
             engine.unreported.pop(request_id, None)
 
@@ -142,11 +145,14 @@ class Scheduler:
 
     # ------------------------------------------------------------------ inside
 
-    def _requeue(self, placement: _Placement) -> None:
-        request = placement.request
+    def _unqueue(self, request: Request) -> None:
         for queue in (self._prefill_queue, self._decode_queue, *self._private.values()):
             if request in queue:
                 queue.remove(request)
+
+    def _requeue(self, placement: _Placement) -> None:
+        request = placement.request
+        self._unqueue(request)
         for engine in (*self._prefill.values(), *self._decode.values()):
             engine.unreported.pop(request.request_id, None)
         placement.prefill = placement.decode = None

@@ -327,3 +327,39 @@ def test_submitting_twice_and_unknown_engines_are_errors() -> None:
         scheduler.submit(Request(1, 10))
     with pytest.raises(InvalidArgument, match="unknown engine"):
         scheduler.report(EngineReport("xx", "g", "n"))
+
+
+def test_a_request_that_ends_while_it_waits_is_forgotten_everywhere() -> None:
+    scheduler = cluster(prefill=1, decode=1)
+    scheduler.submit(Request(1, 100))
+    scheduler.fetch()
+    scheduler.engine_lost("pe0")  # queued again, with nowhere to go
+    scheduler.finish(1)
+    assert scheduler.waiting == 0
+    scheduler.add_prefill(EngineReport("pe1", "prefill", "p1"))
+    assert scheduler.fetch() == []
+    scheduler.submit(Request(1, 100))  # its number may come again
+    assert [a.prefill for a in scheduler.fetch()] == ["pe1"]
+
+
+def test_requeue_gives_a_request_another_life_in_front_of_the_line() -> None:
+    scheduler = cluster(prefill=1, decode=1)
+    scheduler.submit(Request(1, 100))
+    assert len(scheduler.fetch()) == 1
+    scheduler.submit(Request(2, 100))
+    scheduler.requeue(1)
+    assert [a.request.request_id for a in scheduler.fetch()] == [1, 2]
+    scheduler.requeue(99)  # unknown: nothing happens
+    assert scheduler.fetch() == []
+
+
+def test_losing_the_last_decode_group_returns_its_private_queue() -> None:
+    scheduler = Scheduler(Limits(10_000, 10_000))
+    scheduler.add_prefill(EngineReport("pe0", "prefill", "p0"))
+    scheduler.add_decode(EngineReport("de0", "a", "d0", free_tokens=10))
+    scheduler.submit(Request(1, 100))  # too large for de0: waits in its group's queue
+    assert scheduler.fetch() == []
+    scheduler.engine_lost("de0")
+    scheduler.add_decode(EngineReport("de1", "b", "d1", free_tokens=1000))
+    assert [(a.request.request_id, a.decode) for a in scheduler.fetch()] == [(1, "de1")]
+    assert scheduler.engines == (["pe0"], ["de1"])
