@@ -8,6 +8,7 @@ are answered while a layer is being waited for.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -254,11 +255,12 @@ class PrefillEngine(Engine):
         self._forward = (forward, future)
 
     def _collect_forward(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # nothing rung, or not yet: done() comes first
+            os.eventfd_read(self._done_fd)
         if self._forward is None or not self._forward[1].done():
             return
         forward, future = self._forward
         self._forward = None
-        os.eventfd_read(self._done_fd)
         future.result()  # an error that isn't ours ends the engine
         for chunk in forward.chunks:
             self.arena.free(chunk.span)
@@ -402,3 +404,4 @@ class PrefillEngine(Engine):
     def _close(self) -> None:
         self._compute.shutdown(wait=True)
         super()._close()
+        os.close(self._done_fd)
