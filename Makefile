@@ -16,7 +16,7 @@ replay: $(READY)
 test: test-cpp test-python
 
 test-cpp: build/dev/.built
-	ctest --preset dev -j 2 --quiet
+	ctest --preset dev -j 2
 
 test-python: $(READY)
 	$(BIN)/python -m pytest -q
