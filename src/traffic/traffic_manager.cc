@@ -115,8 +115,9 @@ std::shared_ptr<Ticket> TrafficManager::State::submit(std::unique_ptr<Operation>
 // The progress loop: everything that can move, moves; then sleep until something can.
 void TrafficManager::State::run() noexcept {
   prctl(PR_SET_NAME, "kvt-progress");
-  while (!stopping.load(std::memory_order_acquire)) {
-    wake->drain();
+  for (;;) {
+    wake->drain();  // before looking at anything that is rung for, `stopping` included
+    if (stopping.load(std::memory_order_acquire)) break;
     progress.now_ns = now_ns();
     progress.wake_at_ns = kNoDeadline;
     bool moved = take_commands();

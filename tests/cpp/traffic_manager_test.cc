@@ -422,6 +422,21 @@ TEST_F(TrafficManagerTest, DestructionWithWorkUnderWayDrainsEverything) {
   EXPECT_EQ(pool->available(), 24u);
 }
 
+// The wake-up of a cancel and the one of the destructor may meet in the middle of a drain.
+TEST_F(TrafficManagerTest, DestructionRightAfterACancelNeverSleepsThroughIt) {
+  const BlockLayout layout(kLayers, kBlockTokens, {256, 256});
+  const auto pool = make_pool(layout, 4);
+  for (int round = 0; round < 400; ++round) {
+    TrafficManager manager(nullptr, pool, nullptr, layout, {});
+    MoveSpec serve;
+    serve.after = manager.make_stream(1);
+    const auto ticket = manager.serve(serve);
+    std::thread other([&] { ticket->cancel(); });
+    if (round % 3 == 0) usleep(round % 50);
+    other.join();
+  }
+}
+
 TEST_F(TrafficManagerTest, ManyThreadsMaySubmitAtOnce) {
   Engine engine("mt", kLayers);
   std::vector<std::thread> threads;
