@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from slots import ROOT_KEY
 
 from kvtransfer import BlockLayout, BlockStore, BufferPool, make_pool
+
+# The core and the policy work without the extra `models`; so do their tests.
+NEED_TORCH = [
+    "test_engines.py",
+    "test_models.py",
+    "test_records.py",
+    "test_reference.py",
+    "test_replay_options.py",
+    "test_runner.py",
+    "test_scheduler_process.py",
+    "test_sequences.py",
+]
+collect_ignore = [] if find_spec("torch") else NEED_TORCH
+
+
+def pytest_report_header() -> str:
+    return f"not collected, no torch: {', '.join(collect_ignore)}" if collect_ignore else ""
 
 
 @pytest.fixture

@@ -206,6 +206,7 @@ def test_public_classes_and_methods_are_documented() -> None:
         assert cls.__doc__
 
 
+@pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples are not beside these tests")
 def test_the_asyncio_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "asyncio_engine.py"), run_name="__main__")
     out = capsys.readouterr().out
