@@ -164,12 +164,11 @@ void StoreIo::on_read(const Record& record, int64_t result) noexcept {
   finish_part(job, record.block);
 }
 
-// One piece of `block` is through; closes the file after the last one.
+// One piece of `block` is through; closes the file after the last one. The files of a job that was
+// given up are closed when nothing of it is in flight: a worker may still be reading from them.
 void StoreIo::finish_part(ReadJob& job, uint32_t block) noexcept {
   ReadJob::Block& state = job.blocks[block];
-  ++state.parts_done;
-  const bool dropped = job.aborted || block >= job.good_blocks;
-  if (state.fd >= 0 && (dropped || state.parts_done == job.num_parts())) {
+  if (++state.parts_done == job.num_parts() && state.fd >= 0) {
     close(state.fd);
     state.fd = -1;
   }
