@@ -129,7 +129,8 @@ void StoreIo::on_read_open(const Record& record, int64_t result) noexcept {
                       error, "open");
   }
   job.blocks[record.block].fd = static_cast<int>(result);
-  if (job.aborted || record.block >= job.good_blocks) return finish_part(job, record.block);
+  // Also after a failure further back: what is reported as good must have been read.
+  if (record.block >= job.good_blocks) return finish_part(job, record.block);
   // The completion just handled freed an entry, so this can't fail.
   read_part(job, record.block, 0);
 }
@@ -203,6 +204,7 @@ void StoreIo::close_files(ReadJob& job) noexcept {
 void StoreIo::abort(ReadJob& job, Outcome why) noexcept {
   if (job.failure.ok()) job.failure = std::move(why);
   job.aborted = true;
+  job.good_blocks = 0;  // nothing is claimed of a job that was given up
   if (job.in_flight == 0) close_files(job);
 }
 
