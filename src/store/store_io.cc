@@ -202,9 +202,11 @@ void StoreIo::close_files(ReadJob& job) noexcept {
 }
 
 void StoreIo::abort(ReadJob& job, Outcome why) noexcept {
-  if (job.failure.ok()) job.failure = std::move(why);
+  if (job.failure.ok()) {  // a bad block's good prefix stays; else nothing is claimed
+    job.failure = std::move(why);
+    job.good_blocks = 0;
+  }
   job.aborted = true;
-  job.good_blocks = 0;  // nothing is claimed of a job that was given up
   if (job.in_flight == 0) close_files(job);
 }
 
