@@ -34,7 +34,8 @@ class LoadOperation final : public Operation {
       stats_.record_failure(TrafficKind::kStorageRead);
       if (into_) into_->fail(job_.failure);
     }
-    if (finished()) {
+    if (finished()) {  // all accounts are settled before the ticket says so
+      forget_pending(pending_bytes_);
       set_outcome(job_.failure);
       set_blocks(job_.good_blocks);
     }

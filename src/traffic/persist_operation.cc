@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "traffic/operation.h"
 
 namespace kvtransfer {
@@ -14,7 +16,7 @@ class PersistOperation final : public Operation {
     job_.chain = std::move(spec.chain);
     job_.slots = std::move(spec.slots);
   }
-  ~PersistOperation() override { store_->end_writes(admitted_); }
+  ~PersistOperation() override { end_writes(); }
 
   bool step(Progress& progress) noexcept override {
     begin_job(progress);
@@ -48,7 +50,10 @@ class PersistOperation final : public Operation {
     begun_ = true;
   }
 
+  void end_writes() noexcept { store_->end_writes(std::exchange(admitted_, 0)); }
+
   void finish(Progress& progress) noexcept {
+    end_writes();  // all accounts are settled before the ticket says so
     const auto stored = std::count(job_.stored.begin(), job_.stored.end(), true);
     const auto fresh =
         static_cast<uint64_t>(std::count(job_.fresh.begin(), job_.fresh.end(), true));

@@ -116,6 +116,42 @@ TEST_P(TrafficStressTest, ConcurrentLoadsWithRandomCancelsAreRightOrCancelled) {
   EXPECT_EQ(manager_->read_queue_tokens(), 0u);
 }
 
+// Spins, so that it looks in the very moment in which the ticket ends.
+bool ends(const Ticket& ticket) {
+  const int64_t deadline = in_seconds(20);
+  while (!ticket.done() && now_ns() < deadline) {
+  }
+  return ticket.done();
+}
+
+TEST_P(TrafficStressTest, AccountsAreSettledWhenATicketEnds) {
+  store_everything();
+  const auto slots = acquire(*pool_, kLength);
+  for (int round = 0; round < 300; ++round) {
+    const auto stream = manager_->make_stream(kLength);
+    const auto ticket =
+        manager_->load({chains_[round % kChains], slots, 1, stream, in_seconds(20)});
+    if (round % 2 == 0) ticket->cancel();
+    ASSERT_TRUE(ends(*ticket));
+    ASSERT_EQ(manager_->read_queue_tokens(), 0u) << "round " << round;
+  }
+
+  // A store with room for one chain: the next is refused if the last still counts as being written.
+  StoreOptions capped;
+  capped.max_bytes = kLength * store_->file_bytes();
+  const auto store =
+      std::make_shared<BlockStore>(directory_.path() + "/capped", root_, kLayout, capped);
+  TrafficOptions options;
+  options.io.backend = GetParam();
+  TrafficManager manager(store, pool_, device_, kLayout, options);
+  for (int round = 0; round < 100; ++round) {
+    const auto ticket = manager.persist({chains_[round % kChains], slots});
+    ASSERT_TRUE(ends(*ticket));
+    ASSERT_EQ(ticket->blocks(), kLength) << "round " << round;
+  }
+  for (const uint32_t slot : slots) pool_->release(slot);
+}
+
 TEST_P(TrafficStressTest, LoadsUnderRandomDeadlinesEndInTimeAndLeakNothing) {
   store_everything();
   manager_->set_cap(TrafficKind::kStorageRead, 3'000'000);
