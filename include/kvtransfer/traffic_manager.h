@@ -31,6 +31,7 @@
 #include "kvtransfer/block_store.h"
 #include "kvtransfer/layer_stream.h"
 #include "kvtransfer/paged_cache.h"
+#include "kvtransfer/verbs.h"
 #include "kvtransfer/work_ring.h"
 
 namespace kvtransfer {
@@ -61,10 +62,23 @@ struct TraceEvent {
   int32_t kind;       // TrafficKind
 };
 
+enum class Transport : uint8_t {
+  kShm,    // peers of this machine, whose pools are mapped
+  kVerbs,  // RC queue pairs
+};
+// How `stage` moves bytes from the pool to the device cache.
+enum class CopyBackend : uint8_t {
+  kCpu,
+  kNic,  // through a queue pair looped back to the NIC (kVerbs only; the paper's section 5)
+};
+
 struct TrafficOptions {
   std::string name = "engine";
   uint64_t epoch = 0;
-  std::string listen;  // abstract socket address for shm peers; empty: none
+  std::string listen;  // control address for peers (docs/wire_format.md); empty: none
+  Transport transport = Transport::kShm;
+  CopyBackend copy = CopyBackend::kCpu;
+  VerbsOptions verbs;  // kVerbs only
   IoOptions io;
   std::array<uint64_t, kNumTrafficKinds> bytes_per_second = {};  // 0: no cap
   bool trace = false;
@@ -134,6 +148,7 @@ struct MoveSpec {
   std::shared_ptr<LayerStream> gate;   // null: no rotation to wait for
   std::shared_ptr<LayerStream> into;   // null: nobody counts
   PeerId peer = 0;                     // stage_from_peer, push, serve
+  TrafficClass traffic_class = TrafficClass::kKv;
   uint32_t tag = 0;                    // push, serve: the peer's receive tag
   int64_t deadline_ns = INT64_MAX;
   uint64_t trace_id = 0;
@@ -163,12 +178,17 @@ class TrafficManager {
   uint32_t open_receive(std::shared_ptr<LayerStream> stream);
   void close_receive(uint32_t tag);
 
-  // Connects to a peer's listen address. Throws Error(kPeerLost | kTimeout | kMismatch).
+  // Connects to a peer's listen address: again after its loss, which makes a new peer of a new
+  // epoch. Throws Error(kPeerLost | kTimeout | kMismatch).
   PeerId connect(const std::string& address, int64_t deadline_ns);
   // The live peer of that name, connected or accepted. Throws Error(kTimeout).
   PeerId wait_peer(const std::string& name, int64_t deadline_ns);
   bool peer_alive(PeerId peer) const;
-  WorkRingCounters ring_counters() const;
+  // What its links really are, by TrafficClass (one entry when one link serves all).
+  std::vector<LinkAttributes> peer_attributes(PeerId peer) const;
+  WorkRingCounters ring_counters(TrafficClass traffic_class) const;
+  // Of the device's port; empty without one.
+  std::vector<std::pair<std::string, uint64_t>> hardware_counters() const;
 
   // Tokens queued or in flight from storage: what the request scheduler balances.
   uint64_t read_queue_tokens() const noexcept;

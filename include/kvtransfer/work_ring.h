@@ -40,6 +40,8 @@ struct WorkRingCounters {
   uint64_t write_bytes = 0;
   uint64_t read_bytes = 0;
   uint64_t flushed = 0;
+
+  WorkRingCounters& operator+=(const WorkRingCounters& other) noexcept;
 };
 
 // One retired request.

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "kvtransfer/block_store.h"
 #include "kvtransfer/error.h"
+#include "kvtransfer/work_ring.h"
 
 namespace kvtransfer::python {
 
@@ -26,6 +27,8 @@ void bind_io_queue(py::module_& m);
 void bind_block_store(py::module_& m);
 void bind_layer_stream(py::module_& m);
 void bind_traffic_manager(py::module_& m);
+void bind_verbs(py::module_& m);
+void bind_work_ring(py::module_& m);
 
 template <class T>
 using Array = py::array_t<T, py::array::c_style | py::array::forcecast>;
@@ -66,6 +69,19 @@ inline int64_t deadline_from(double timeout_s) {
   if (!(timeout_s < 3e8)) return kNoDeadline;
   return now_ns() + static_cast<int64_t>(std::max(timeout_s, 0.0) * 1e9);
 }
+
+// A link and its ring, as Python holds them.
+struct LinkRing {
+  LinkRing(std::unique_ptr<Link> link_in, uint32_t batch_in)
+      : link(std::move(link_in)), batch(batch_in), ring(*link, {.batch = batch_in}) {}
+  std::unique_ptr<Link> link;
+  uint32_t batch;
+  WorkRing ring;
+};
+
+TrafficClass traffic_class_from(const std::string& name);
+py::dict to_dict(const WorkRingCounters& counters);
+py::dict to_dict(const LinkAttributes& attributes);
 
 // Raises the Python exception for an outcome; see module.cc.
 [[noreturn]] void raise_outcome(const Outcome& outcome);

@@ -55,6 +55,35 @@ TrafficKind kind_from(const std::string& name) {
                   "network_write");
 }
 
+Transport transport_from(const std::string& name) {
+  if (name == "shm") return Transport::kShm;
+  if (name == "verbs") return Transport::kVerbs;
+  throw Error(ErrorCode::kInvalidArgument, "no transport '" + name + "'; there are shm and verbs");
+}
+
+CopyBackend copy_from(const std::string& name) {
+  if (name == "cpu") return CopyBackend::kCpu;
+  if (name == "nic") return CopyBackend::kNic;
+  throw Error(ErrorCode::kInvalidArgument, "no copy backend '" + name + "'; there are cpu and nic");
+}
+
+}  // namespace
+
+TrafficClass traffic_class_from(const std::string& name) {
+  for (size_t i = 0; i < kNumTrafficClasses; ++i) {
+    const auto traffic_class = static_cast<TrafficClass>(i);
+    if (traffic_class_name(traffic_class) == name) return traffic_class;
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              "no traffic class '" + name + "'; there are kv and model");
+}
+
+py::dict to_dict(const LinkAttributes& attributes) {
+  py::dict out;
+  for (const auto& [name, value] : attributes) out[py::str(name)] = value;
+  return out;
+}
+
 py::dict to_dict(const WorkRingCounters& c) {
   py::dict out;
   out["work_requests"] = c.work_requests;
@@ -68,6 +97,8 @@ py::dict to_dict(const WorkRingCounters& c) {
   return out;
 }
 
+namespace {
+
 using MoveMethod = std::shared_ptr<Ticket> (TrafficManager::*)(MoveSpec);
 
 template <MoveMethod method>
@@ -76,7 +107,7 @@ auto move_function() {
             const Array<uint64_t>& block_starts, uint64_t first_token, uint64_t num_tokens,
             const Array<uint32_t>& slots, std::shared_ptr<LayerStream> after,
             std::shared_ptr<LayerStream> gate, std::shared_ptr<LayerStream> into, PeerId peer,
-            uint32_t tag, double timeout_s, uint64_t trace_id) {
+            uint32_t tag, double timeout_s, uint64_t trace_id, const std::string& traffic_class) {
     MoveSpec spec;
     spec.cache = std::move(cache);
     spec.pages = to_vector(pages);
@@ -91,6 +122,7 @@ auto move_function() {
     spec.tag = tag;
     spec.deadline_ns = deadline_from(timeout_s);
     spec.trace_id = trace_id;
+    spec.traffic_class = traffic_class_from(traffic_class);
     const py::gil_scoped_release release;
     return (self.*method)(std::move(spec));
   };
@@ -103,7 +135,8 @@ void def_move(py::class_<TrafficManager, std::shared_ptr<TrafficManager>>& cls, 
           py::arg("block_starts"), py::arg("first_token"), py::arg("num_tokens"),
           py::arg("slots") = py::array_t<uint32_t>(), py::arg("after") = nullptr,
           py::arg("gate") = nullptr, py::arg("into") = nullptr, py::arg("peer") = 0,
-          py::arg("tag") = 0, py::arg("timeout_s") = 1e9, py::arg("trace_id") = 0, doc);
+          py::arg("tag") = 0, py::arg("timeout_s") = 1e9, py::arg("trace_id") = 0,
+          py::arg("traffic_class") = "kv", doc);
 }
 
 void bind_operations(py::class_<TrafficManager, std::shared_ptr<TrafficManager>>& cls) {
@@ -170,8 +203,28 @@ void bind_observation(py::class_<TrafficManager, std::shared_ptr<TrafficManager>
              }
              return out;
            })
-      .def("ring_counters",
-           [](const TrafficManager& self) { return to_dict(self.ring_counters()); })
+      .def(
+          "ring_counters",
+          [](const TrafficManager& self, const std::string& traffic_class) {
+            return to_dict(self.ring_counters(traffic_class_from(traffic_class)));
+          },
+          py::arg("traffic_class") = "kv")
+      .def(
+          "peer_attributes",
+          [](const TrafficManager& self, PeerId peer) {
+            py::list out;
+            for (const auto& attributes : self.peer_attributes(peer)) {
+              out.append(to_dict(attributes));
+            }
+            return out;
+          },
+          py::arg("peer"), "What the peer's links really are, per traffic class.")
+      .def("hardware_counters",
+           [](const TrafficManager& self) {
+             py::dict out;
+             for (const auto& [name, value] : self.hardware_counters()) out[py::str(name)] = value;
+             return out;
+           })
       .def(
           "set_cap",
           [](TrafficManager& self, const std::string& kind, uint64_t bytes_per_second) {
@@ -206,23 +259,29 @@ void bind_traffic_manager(py::module_& m) {
   cls.def(py::init([](std::shared_ptr<BlockStore> store, std::shared_ptr<BufferPool> pool,
                       std::shared_ptr<MemoryRegion> device, const BlockLayout& layout,
                       const std::string& name, uint64_t epoch, const std::string& listen,
-                      IoBackend io_backend, uint32_t io_depth,
+                      const std::string& transport, const std::string& copy,
+                      const VerbsOptions& verbs, IoBackend io_backend, uint32_t io_depth,
                       const std::map<std::string, uint64_t>& bytes_per_second, bool trace) {
             TrafficOptions options;
             options.name = name;
             options.epoch = epoch;
             options.listen = listen;
+            options.transport = transport_from(transport);
+            options.copy = copy_from(copy);
+            options.verbs = verbs;
             options.io.backend = io_backend;
             options.io.depth = io_depth;
             options.trace = trace;
             for (const auto& [kind, rate] : bytes_per_second) {
               options.bytes_per_second[static_cast<size_t>(kind_from(kind))] = rate;
             }
+            const py::gil_scoped_release release;
             return std::make_shared<TrafficManager>(std::move(store), std::move(pool),
                                                     std::move(device), layout, options);
           }),
           py::kw_only(), py::arg("store"), py::arg("pool"), py::arg("device"), py::arg("layout"),
           py::arg("name") = "engine", py::arg("epoch") = 0, py::arg("listen") = "",
+          py::arg("transport") = "shm", py::arg("copy") = "cpu", py::arg("verbs") = VerbsOptions{},
           py::arg("io_backend") = IoBackend::kAuto, py::arg("io_depth") = 64,
           py::arg("bytes_per_second") = std::map<std::string, uint64_t>{}, py::arg("trace") = false)
       .def("make_stream", &TrafficManager::make_stream, py::arg("expected") = 1)

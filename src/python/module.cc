@@ -40,5 +40,7 @@ PYBIND11_MODULE(_core, m) {
   bind_io_queue(m);
   bind_block_store(m);
   bind_layer_stream(m);
+  bind_work_ring(m);
+  bind_verbs(m);
   bind_traffic_manager(m);
 }

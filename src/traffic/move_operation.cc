@@ -27,7 +27,7 @@ class MoveOperation final : public Operation {
       fail(progress, spec_.after->failure());
       return true;
     }
-    if (kind_ != MoveKind::kStage && !use_ring(progress)) return true;
+    if (by_ring(progress) && !use_ring(progress)) return true;
     while (!stopping_ && next_layer_ < num_layers_ && may_start(progress)) {
       progressed = true;
       if (!move_layer(progress)) break;
@@ -77,8 +77,18 @@ class MoveOperation final : public Operation {
     }
   }
 
+  bool by_ring(const Progress& progress) const noexcept {
+    return kind_ != MoveKind::kStage || progress.copy_peer.has_value();
+  }
+
+  WorkRing* find_ring(Progress& progress) const noexcept {
+    return kind_ == MoveKind::kStage
+               ? progress.peers->ring(*progress.copy_peer, TrafficClass::kKv)
+               : progress.peers->ring(spec_.peer, spec_.traffic_class);
+  }
+
   bool use_ring(Progress& progress) noexcept {
-    if (ring_ == nullptr) ring_ = progress.peers->ring(spec_.peer);
+    if (ring_ == nullptr) ring_ = find_ring(progress);
     if (ring_ != nullptr && !ring_->failed()) return true;
     fail(progress, ring_ != nullptr
                        ? ring_->failure()
@@ -123,7 +133,7 @@ class MoveOperation final : public Operation {
   bool move_layer(Progress& progress) noexcept {
     RingBatch& batch = batches_[next_layer_];
     batch.bytes = total_bytes(ranges_);
-    if (kind_ == MoveKind::kStage) {
+    if (!by_ring(progress)) {
       scatter_ranges(progress.device->data(), progress.pool->region()->data(), ranges_);
       batch.posted = true;
       collect(progress);
@@ -132,8 +142,7 @@ class MoveOperation final : public Operation {
     for (; cursor_ < ranges_.size(); ++cursor_) {
       if (!post(batch, range_request(ranges_[cursor_]))) return false;
     }
-    if (kind_ != MoveKind::kStageFromPeer && !post(batch, immediate_request(next_layer_)))
-      return false;
+    if (tells_peer() && !post(batch, immediate_request(next_layer_))) return false;
     batch.posted = true;
     ring_->doorbell();
     return true;
@@ -149,13 +158,25 @@ class MoveOperation final : public Operation {
 
   WorkRequest range_request(const CopyRange& range) const noexcept {
     WorkRequest request;
+    request.length = range.length;
+    if (kind_ == MoveKind::kStage) {  // from our pool to our device cache
+      request.op = LinkOp::kWrite;
+      request.local_region = kPoolRegion;
+      request.local_offset = range.block_offset;
+      request.remote_region = kDeviceRegion;
+      request.remote_offset = range.cache_offset;
+      return request;
+    }
     request.op = kind_ == MoveKind::kPush ? LinkOp::kWrite : LinkOp::kRead;
     request.local_region = kDeviceRegion;
     request.local_offset = range.cache_offset;
     request.remote_region = kPoolRegion;
     request.remote_offset = range.block_offset;
-    request.length = range.length;
     return request;
+  }
+
+  bool tells_peer() const noexcept {
+    return kind_ == MoveKind::kPush || kind_ == MoveKind::kServe;
   }
 
   WorkRequest immediate_request(uint32_t layer) const noexcept {
@@ -167,8 +188,8 @@ class MoveOperation final : public Operation {
 
   // Tells a receiver that waits for our immediates that no more will come.
   void send_notice(Progress& progress) noexcept {
-    if (kind_ != MoveKind::kPush && kind_ != MoveKind::kServe) return;
-    if (ring_ == nullptr) ring_ = progress.peers->ring(spec_.peer);
+    if (!tells_peer()) return;
+    if (ring_ == nullptr) ring_ = find_ring(progress);
     if (ring_ != nullptr && post(notice_, immediate_request(kGaveUp))) ring_->doorbell();
   }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/clock.h"
@@ -24,6 +25,7 @@ struct Progress {
   MemoryRegion* device = nullptr;
   const BlockLayout* layout = nullptr;
   Peers* peers = nullptr;
+  std::optional<PeerId> copy_peer;  // the loopback link that `stage` goes through, if any
   TrafficStats* stats = nullptr;
   std::array<TokenBucket, kNumTrafficKinds>* buckets = nullptr;
   int64_t now_ns = 0;

@@ -1,18 +1,21 @@
 #include "traffic/peers.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "base/clock.h"
 
 namespace kvtransfer {
 
-PeerId Peers::add(std::unique_ptr<Link> link) {
+PeerId Peers::add(PeerLinks links) {
   const std::lock_guard lock(mutex_);
   Peer& peer = peers_.emplace_back();
-  peer.link = std::move(link);
-  peer.ring = std::make_unique<WorkRing>(*peer.link);
+  for (auto& link : links) {
+    auto ring = std::make_unique<WorkRing>(*link);
+    peer.channels.push_back({std::move(link), std::move(ring)});
+  }
   const auto id = static_cast<PeerId>(peers_.size() - 1);
-  by_name_[peer.link->peer()] = id;
+  by_name_[peer.name()] = id;
   changed_.notify_all();
   return id;
 }
@@ -47,14 +50,26 @@ void Peers::close_receive(uint32_t tag) {
   receives_.erase(tag);
 }
 
-WorkRingCounters Peers::counters() const {
+std::vector<LinkAttributes> Peers::attributes(PeerId peer) const {
   const std::lock_guard lock(mutex_);
-  return totals_;
+  std::vector<LinkAttributes> out;
+  if (peer >= peers_.size()) return out;
+  for (const Channel& channel : peers_[peer].channels) {
+    out.push_back(channel.link->attributes());
+  }
+  return out;
 }
 
-WorkRing* Peers::ring(PeerId peer) {
+WorkRingCounters Peers::counters(TrafficClass traffic_class) const {
   const std::lock_guard lock(mutex_);
-  return peer < peers_.size() ? peers_[peer].ring.get() : nullptr;
+  return totals_[static_cast<size_t>(traffic_class)];
+}
+
+WorkRing* Peers::ring(PeerId peer, TrafficClass traffic_class) {
+  const std::lock_guard lock(mutex_);
+  if (peer >= peers_.size()) return nullptr;
+  auto& channels = peers_[peer].channels;
+  return channels[std::min(static_cast<size_t>(traffic_class), channels.size() - 1)].ring.get();
 }
 
 void Peers::deliver(uint32_t immediate) noexcept {
@@ -73,10 +88,10 @@ void Peers::deliver(uint32_t immediate) noexcept {
   }
 }
 
-bool Peers::poll_peer(Peer& peer) noexcept {
+bool Peers::poll_channel(Channel& channel) noexcept {
   bool progressed = false;
   Retired retired[128];
-  for (size_t n; (n = peer.ring->poll(retired)) > 0; progressed = true) {
+  for (size_t n; (n = channel.ring->poll(retired)) > 0; progressed = true) {
     for (size_t i = 0; i < n; ++i) {
       auto& batch = *reinterpret_cast<RingBatch*>(retired[i].cookie);
       --batch.outstanding;
@@ -84,32 +99,36 @@ bool Peers::poll_peer(Peer& peer) noexcept {
     }
   }
   uint32_t immediates[256];
-  for (size_t n; (n = peer.link->poll_immediates(immediates)) > 0; progressed = true) {
+  for (size_t n; (n = channel.link->poll_immediates(immediates)) > 0; progressed = true) {
     for (size_t i = 0; i < n; ++i) deliver(immediates[i]);
   }
-  if (peer.ring->failed() && !peer.lost.exchange(true)) progressed = true;
   return progressed;
 }
 
 bool Peers::poll() noexcept {
   bool progressed = false;
-  WorkRingCounters totals;
+  std::array<WorkRingCounters, kNumTrafficClasses> totals;
   std::unique_lock lock(mutex_);
   const size_t count = peers_.size();
   for (size_t i = 0; i < count; ++i) {
     Peer& peer = peers_[i];  // a deque: references stay valid while others are added
     lock.unlock();
-    progressed |= poll_peer(peer);
-    const WorkRingCounters& c = peer.ring->counters();
+    bool failed = false;
+    for (Channel& channel : peer.channels) {
+      progressed |= poll_channel(channel);
+      failed |= channel.ring->failed();
+    }
+    // One class lost is the peer lost: both tell of the same process.
+    if (failed && !peer.lost.exchange(true)) {
+      progressed = true;
+      for (Channel& channel : peer.channels) {
+        channel.ring->fail({ErrorCode::kPeerLost, 0, "peer " + peer.name() + " is gone"});
+      }
+    }
     lock.lock();
-    totals.work_requests += c.work_requests;
-    totals.doorbells += c.doorbells;
-    totals.signalled += c.signalled;
-    totals.completions += c.completions;
-    totals.back_pressure += c.back_pressure;
-    totals.write_bytes += c.write_bytes;
-    totals.read_bytes += c.read_bytes;
-    totals.flushed += c.flushed;
+    for (size_t c = 0; c < peer.channels.size(); ++c) {
+      totals[c] += peer.channels[c].ring->counters();
+    }
   }
   totals_ = totals;
   return progressed;
@@ -119,9 +138,11 @@ Peers::Doorbell Peers::doorbell() noexcept {
   Doorbell result;
   const std::lock_guard lock(mutex_);
   for (Peer& peer : peers_) {
-    const uint64_t before = peer.ring->counters().doorbells;
-    result.back_pressure |= !peer.ring->doorbell();
-    result.posted |= peer.ring->counters().doorbells != before;
+    for (Channel& channel : peer.channels) {
+      const uint64_t before = channel.ring->counters().doorbells;
+      result.back_pressure |= !channel.ring->doorbell();
+      result.posted |= channel.ring->counters().doorbells != before;
+    }
   }
   return result;
 }
@@ -129,8 +150,29 @@ Peers::Doorbell Peers::doorbell() noexcept {
 void Peers::append_event_fds(std::vector<int>& out) const {
   const std::lock_guard lock(mutex_);
   for (const Peer& peer : peers_) {
-    if (!peer.lost) out.push_back(peer.link->event_fd());
+    for (const Channel& channel : peer.channels) {
+      if (!channel.link->drained()) out.push_back(channel.link->event_fd());
+    }
   }
+}
+
+bool Peers::draining() const noexcept {
+  const std::lock_guard lock(mutex_);
+  for (const Peer& peer : peers_) {
+    for (const Channel& channel : peer.channels) {
+      if (channel.link->failed() && !channel.link->drained()) return true;
+    }
+  }
+  return false;
+}
+
+bool Peers::arm() noexcept {
+  const std::lock_guard lock(mutex_);
+  bool quiet = true;
+  for (Peer& peer : peers_) {
+    for (Channel& channel : peer.channels) quiet &= channel.link->arm();
+  }
+  return quiet;
 }
 
 }  // namespace kvtransfer

@@ -1,7 +1,8 @@
-// Peers: the links of one engine and their work rings. Owned by the progress thread; the table of
-// names is shared.
+// Peers: the links of one engine and their work rings, one per traffic class. Owned by the progress
+// thread; the table of names is shared.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -14,6 +15,7 @@
 #include "kvtransfer/layer_stream.h"
 #include "kvtransfer/traffic_manager.h"
 #include "kvtransfer/work_ring.h"
+#include "transport/peer_listener.h"
 
 namespace kvtransfer {
 
@@ -40,16 +42,17 @@ struct RingBatch {
 class Peers {
  public:
   // --- any thread ---
-  PeerId add(std::unique_ptr<Link> link);
+  PeerId add(PeerLinks links);
   PeerId wait(const std::string& name, int64_t deadline_ns);
   bool alive(PeerId peer) const;
+  std::vector<LinkAttributes> attributes(PeerId peer) const;
   uint32_t open_receive(std::shared_ptr<LayerStream> stream);
   void close_receive(uint32_t tag);
-  WorkRingCounters counters() const;
+  WorkRingCounters counters(TrafficClass traffic_class) const;
 
   // --- progress thread ---
   // nullptr for an unknown peer.
-  WorkRing* ring(PeerId peer);
+  WorkRing* ring(PeerId peer, TrafficClass traffic_class);
   // Retires requests and delivers immediates; true if anything happened.
   bool poll() noexcept;
   struct Doorbell {
@@ -58,14 +61,22 @@ class Peers {
   };
   Doorbell doorbell() noexcept;
   void append_event_fds(std::vector<int>& out) const;
+  // Before sleeping on those descriptors. False: something is there already.
+  bool arm() noexcept;
+  // Some link has failed and is not quiet yet: look again soon.
+  bool draining() const noexcept;
 
  private:
-  struct Peer {
+  struct Channel {
     std::unique_ptr<Link> link;
     std::unique_ptr<WorkRing> ring;
-    std::atomic<bool> lost{false};
   };
-  bool poll_peer(Peer& peer) noexcept;
+  struct Peer {
+    std::vector<Channel> channels;  // by TrafficClass; a single one serves all
+    std::atomic<bool> lost{false};
+    const std::string& name() const { return channels.front().link->peer(); }
+  };
+  bool poll_channel(Channel& channel) noexcept;
   void deliver(uint32_t immediate) noexcept;
 
   mutable std::mutex mutex_;
@@ -74,7 +85,7 @@ class Peers {
   std::unordered_map<std::string, PeerId> by_name_;  // the newest of each name
   std::unordered_map<uint32_t, std::shared_ptr<LayerStream>> receives_;
   uint32_t next_tag_ = 0;
-  WorkRingCounters totals_;
+  std::array<WorkRingCounters, kNumTrafficClasses> totals_;
 };
 
 }  // namespace kvtransfer

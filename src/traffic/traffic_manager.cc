@@ -10,7 +10,7 @@
 
 #include "base/bounded_queue.h"
 #include "traffic/operation.h"
-#include "transport/shm_listener.h"
+#include "transport/peer_listener.h"
 
 namespace kvtransfer {
 
@@ -34,6 +34,7 @@ struct TrafficManager::State {
   ~State();
 
   std::shared_ptr<Ticket> submit(std::unique_ptr<Operation> operation);
+  void open_transport(const TrafficOptions& options);
 
   void run() noexcept;
   bool take_commands() noexcept;
@@ -51,7 +52,8 @@ struct TrafficManager::State {
   TrafficStats stats;
   std::array<TokenBucket, kNumTrafficKinds> buckets;
   Peers peers;
-  std::unique_ptr<ShmListener> listener;
+  std::shared_ptr<VerbsDomain> domain;
+  std::unique_ptr<PeerListener> listener;
   std::unique_ptr<IoQueue> io;
   std::unique_ptr<StoreIo> store_io;
   BoundedQueue<std::unique_ptr<Operation>> commands{4096};
@@ -84,15 +86,42 @@ TrafficManager::State::State(std::shared_ptr<BlockStore> store_in,
   const IoBuffer buffer{pool->region()->data(), pool->region()->bytes()};
   io = IoQueue::create(options.io, {&buffer, store ? 1u : 0u});
   if (store) store_io = std::make_unique<StoreIo>(*store, *io, *pool);
-  if (!options.listen.empty()) {
-    std::vector<std::shared_ptr<MemoryRegion>> local = {pool->region()};
-    if (device) local.push_back(device);
-    listener = std::make_unique<ShmListener>(
-        options.listen, ShmIdentity{options.name, options.epoch, {pool->region()}},
-        std::move(local), [notifier = wake] { notifier->ring(); });
-  }
-  progress = {store_io.get(), pool.get(), device.get(), &layout, &peers, &stats, &buckets};
+  open_transport(options);
+  progress.store_io = store_io.get();
+  progress.pool = pool.get();
+  progress.device = device.get();
+  progress.layout = &layout;
+  progress.peers = &peers;
+  progress.stats = &stats;
+  progress.buckets = &buckets;
   thread = std::thread([this] { run(); });
+}
+
+// Region 0 is the pool, which peers may reach; region 1 the device cache, which only we do. A copy
+// through the NIC writes into the device cache like a peer, so then it is registered as reachable;
+// its key is told to nobody.
+void TrafficManager::State::open_transport(const TrafficOptions& options) {
+  std::vector<std::shared_ptr<MemoryRegion>> regions = {pool->region()};
+  if (device) regions.push_back(device);
+  auto ring_bell = [notifier = wake] { notifier->ring(); };
+  if (options.transport == Transport::kVerbs) {
+    const bool nic_copy = options.copy == CopyBackend::kNic && device != nullptr;
+    domain = VerbsDomain::open(options.verbs, regions, 1, nic_copy);
+    if (nic_copy) {
+      PeerLinks loopback;
+      loopback.push_back(domain->make_loopback());
+      progress.copy_peer = peers.add(std::move(loopback));
+    }
+    if (options.listen.empty()) return;
+    listener = make_verbs_listener(options.listen, domain, options.name, options.epoch, ring_bell);
+    return;
+  }
+  if (options.copy == CopyBackend::kNic) {
+    throw Error(ErrorCode::kInvalidArgument, "TrafficManager: copies through the NIC need verbs");
+  }
+  if (options.listen.empty()) return;
+  listener = make_shm_listener(options.listen, {options.name, options.epoch, {pool->region()}},
+                               std::move(regions), ring_bell);
 }
 
 TrafficManager::State::~State() {
@@ -122,7 +151,7 @@ void TrafficManager::State::run() noexcept {
     progress.wake_at_ns = kNoDeadline;
     bool moved = take_commands();
     if (listener) {
-      for (auto& link : listener->take_accepted()) peers.add(std::move(link));
+      for (auto& links : listener->take_accepted()) peers.add(std::move(links));
     }
     if (store_io) moved |= store_io->poll() > 0;
     moved |= peers.poll();
@@ -169,6 +198,10 @@ bool TrafficManager::State::ring_doorbells() noexcept {
 }
 
 void TrafficManager::State::sleep() noexcept {
+  if (!peers.arm()) return;
+  if (peers.draining()) {
+    progress.wake_at_ns = std::min(progress.wake_at_ns, progress.now_ns + 10'000'000);
+  }
   event_fds.clear();
   event_fds.push_back(wake->fd());
   if (io->in_flight() > 0) event_fds.push_back(io->event_fd());
@@ -330,8 +363,17 @@ bool TrafficManager::peer_alive(PeerId peer) const {
   return state_->peers.alive(peer);
 }
 
-WorkRingCounters TrafficManager::ring_counters() const {
-  return state_->peers.counters();
+std::vector<LinkAttributes> TrafficManager::peer_attributes(PeerId peer) const {
+  return state_->peers.attributes(peer);
+}
+
+WorkRingCounters TrafficManager::ring_counters(TrafficClass traffic_class) const {
+  return state_->peers.counters(traffic_class);
+}
+
+std::vector<std::pair<std::string, uint64_t>> TrafficManager::hardware_counters() const {
+  using Counters = std::vector<std::pair<std::string, uint64_t>>;
+  return state_->domain ? state_->domain->hardware_counters() : Counters{};
 }
 
 uint64_t TrafficManager::read_queue_tokens() const noexcept {

@@ -5,11 +5,9 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 
 #include <algorithm>
 #include <array>
-#include <thread>
 
 #include "base/clock.h"
 #include "kvtransfer/error.h"
@@ -20,17 +18,6 @@ namespace {
 
 constexpr char kMagic[8] = {'K', 'V', 'T', 'S', 'H', 'M', 'E', 'M'};
 constexpr size_t kMaxDescriptors = 2 + kShmMaxRegions;
-
-sockaddr_un make_address(const std::string& name, socklen_t& length) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (name.empty() || name.size() + 1 > sizeof address.sun_path) {
-    throw Error(ErrorCode::kInvalidArgument, "shm: bad address '" + name + "'");
-  }
-  memcpy(address.sun_path + 1, name.data(), name.size());  // leading zero byte: abstract
-  length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  return address;
-}
 
 void send_hello(int socket, const ShmIdentity& self, int inbox_fd, int event_fd) {
   ShmHello hello{};
@@ -110,21 +97,12 @@ ShmHello receive_hello(int socket, std::vector<Fd>& descriptors, int64_t deadlin
   return hello;
 }
 
-void check_same_user(int socket) {
-  ucred peer{};
-  socklen_t length = sizeof peer;
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != geteuid()) {
-    throw Error(ErrorCode::kMismatch, "shm: the peer belongs to another user");
-  }
-}
-
 }  // namespace
 
 ShmPeer shm_handshake(Fd socket, const ShmIdentity& self, int64_t deadline_ns) {
   if (self.regions.size() > kShmMaxRegions) {
     throw Error(ErrorCode::kInvalidArgument, "shm: at most 8 regions");
   }
-  check_same_user(socket.get());
   MemoryRegion inbox(sizeof(Mailbox), RegionKind::kShared, HugePages::kOff);
   Fd inbox_event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   send_hello(socket.get(), self, inbox.fd(), inbox_event.get());
@@ -142,35 +120,6 @@ ShmPeer shm_handshake(Fd socket, const ShmIdentity& self, int64_t deadline_ns) {
           MemoryRegion::map_peer(descriptors[0].get(), sizeof(Mailbox)),
           std::move(inbox_event),
           std::move(descriptors[1])};
-}
-
-Fd shm_connect(const std::string& address, int64_t deadline_ns) {
-  socklen_t length;
-  const sockaddr_un target = make_address(address, length);
-  for (;;) {
-    Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    if (!socket.valid()) throw Error(ErrorCode::kIo, "shm: socket", errno);
-    if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&target), length) == 0) {
-      return socket;
-    }
-    const int error = errno;
-    if (now_ns() >= deadline_ns || (error != ECONNREFUSED && error != EAGAIN && error != EINTR)) {
-      throw Error(ErrorCode::kPeerLost, "shm: connecting to " + address, error);
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-}
-
-Fd shm_listen(const std::string& address) {
-  socklen_t length;
-  const sockaddr_un target = make_address(address, length);
-  Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!socket.valid() ||
-      bind(socket.get(), reinterpret_cast<const sockaddr*>(&target), length) != 0 ||
-      listen(socket.get(), 64) != 0) {
-    throw Error(ErrorCode::kIo, "shm: listening at " + address, errno);
-  }
-  return socket;
 }
 
 }  // namespace kvtransfer

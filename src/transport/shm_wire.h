@@ -63,8 +63,5 @@ struct ShmPeer {
 
 // Exchanges hellos on a connected socket. Throws Error(kMismatch | kTimeout | kPeerLost).
 ShmPeer shm_handshake(Fd socket, const ShmIdentity& self, int64_t deadline_ns);
-// Abstract-namespace sockets: nothing to clean up in a file system.
-Fd shm_connect(const std::string& address, int64_t deadline_ns);
-Fd shm_listen(const std::string& address);
 
 }  // namespace kvtransfer

@@ -19,8 +19,26 @@ std::string_view work_status_name(WorkStatus status) noexcept {
       return "remote access error";
     case WorkStatus::kPeerLost:
       return "peer lost";
+    case WorkStatus::kLinkError:
+      return "link error";
   }
   return "unknown";
+}
+
+std::string_view traffic_class_name(TrafficClass traffic_class) noexcept {
+  return traffic_class == TrafficClass::kKv ? "kv" : "model";
+}
+
+WorkRingCounters& WorkRingCounters::operator+=(const WorkRingCounters& other) noexcept {
+  work_requests += other.work_requests;
+  doorbells += other.doorbells;
+  signalled += other.signalled;
+  completions += other.completions;
+  back_pressure += other.back_pressure;
+  write_bytes += other.write_bytes;
+  read_bytes += other.read_bytes;
+  flushed += other.flushed;
+  return *this;
 }
 
 WorkRing::WorkRing(Link& link, const WorkRingOptions& options)
@@ -127,9 +145,11 @@ void WorkRing::fail(Outcome why) noexcept {
 Outcome WorkRing::describe(const Entry& bad, const WorkCompletion& completion) const {
   const WorkRequest& r = bad.request;
   const char* verb = r.op == LinkOp::kRead ? "read" : "write";
+  std::string status(work_status_name(completion.status));
+  if (*completion.detail != '\0') status += std::string(" [") + completion.detail + "]";
   return {ErrorCode::kPeerLost, 0,
           std::string(verb) + " " + std::to_string(r.wr_id) + " with peer " + link_.peer() + ": " +
-              std::string(work_status_name(completion.status)) + " (local region " +
+              status + " (local region " +
               std::to_string(r.local_region) + " offset " + std::to_string(r.local_offset) +
               ", remote region " + std::to_string(r.remote_region) + " offset " +
               std::to_string(r.remote_offset) + ", " + std::to_string(r.length) +

@@ -27,7 +27,12 @@ class OperationTest : public ::testing::Test {
     }
     cache_ = std::make_shared<PagedCache>(device_->bytes(), 16, 8, layers);
     pool_ = make_pool(kLayout, 16, RegionKind::kAnonymous);
-    progress_ = {nullptr, pool_.get(), device_.get(), &kLayout, &peers_, &stats_, &buckets_};
+    progress_.pool = pool_.get();
+    progress_.device = device_.get();
+    progress_.layout = &kLayout;
+    progress_.peers = &peers_;
+    progress_.stats = &stats_;
+    progress_.buckets = &buckets_;
     progress_.now_ns = now_ns();
   }
 
@@ -35,7 +40,9 @@ class OperationTest : public ::testing::Test {
   ScriptedLink& add_link(LinkLimits limits = {256, 1 << 20, true}) {
     auto link = std::make_unique<ScriptedLink>(limits);
     ScriptedLink& reference = *link;
-    peer_ = peers_.add(std::move(link));
+    PeerLinks links;
+    links.push_back(std::move(link));
+    peer_ = peers_.add(std::move(links));
     return reference;
   }
   MoveSpec spec(uint64_t tokens = 100) {

@@ -8,7 +8,7 @@
 
 #include "kvtransfer/work_ring.h"
 #include "test_support.h"
-#include "transport/shm_listener.h"
+#include "transport/peer_listener.h"
 
 namespace kvtransfer {
 namespace {
@@ -41,8 +41,9 @@ bool cell_holds(const uint8_t* at, uint32_t cell, uint32_t round) {
 // Answers every immediate (round, cell) by checking that the cell arrived, then by sending it back.
 int echo(const std::string& address, uint32_t rounds) {
   auto region = make_region();
-  ShmListener own(address + "-child", {"child", 2, {region}}, {region}, [] {});
-  auto link = own.connect(address, in_seconds(10));
+  const auto own = make_shm_listener(address + "-child", {"child", 2, {region}}, {region}, [] {});
+  const auto links = own->connect(address, in_seconds(10));
+  const auto& link = links.front();
   WorkRing ring(*link);
   for (uint32_t done = 0; done < rounds;) {
     uint32_t immediates[32];
@@ -81,10 +82,10 @@ TEST(ShmProcesses, EveryCellComesBackAsItWasSentInOrder) {
   auto region = make_region();
   std::unique_ptr<Link> link;
   {
-    ShmListener listener(address, {"parent", 1, {region}}, {region}, [] {});
+    const auto listener = make_shm_listener(address, {"parent", 1, {region}}, {region}, [] {});
     const int64_t deadline = in_seconds(10);
     while (link == nullptr && now_ns() < deadline) {
-      for (auto& accepted : listener.take_accepted()) link = std::move(accepted);
+      for (auto& accepted : listener->take_accepted()) link = std::move(accepted.front());
     }
     ASSERT_NE(link, nullptr);
   }
@@ -132,8 +133,9 @@ TEST(ShmProcesses, ReadsOfALivingPeersMemorySeeItsLatestPublishedBytes) {
   const pid_t child = fork();
   if (child == 0) {
     auto region = make_region();
-    ShmListener own(address + "-child", {"child", 2, {region}}, {region}, [] {});
-    const auto link = own.connect(address, in_seconds(10));
+    const auto own = make_shm_listener(address + "-child", {"child", 2, {region}}, {region}, [] {});
+    const auto links = own->connect(address, in_seconds(10));
+    Link* link = links.front().get();
     for (uint32_t round = 0; round < 200; ++round) {
       const uint32_t cell = round % kCells;
       fill_cell(region->data() + cell * kCellBytes, cell, round);
@@ -146,11 +148,11 @@ TEST(ShmProcesses, ReadsOfALivingPeersMemorySeeItsLatestPublishedBytes) {
     _exit(read(pipes[0], &byte, 1) == 1 ? 0 : 3);
   }
   auto region = make_region();
-  ShmListener listener(address, {"parent", 1, {region}}, {region}, [] {});
+  const auto listener = make_shm_listener(address, {"parent", 1, {region}}, {region}, [] {});
   std::unique_ptr<Link> link;
   const int64_t deadline = in_seconds(10);
   while (link == nullptr && now_ns() < deadline) {
-    for (auto& accepted : listener.take_accepted()) link = std::move(accepted);
+    for (auto& accepted : listener->take_accepted()) link = std::move(accepted.front());
   }
   ASSERT_NE(link, nullptr);
   uint32_t next = 0;

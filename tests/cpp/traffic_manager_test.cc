@@ -1,90 +1,17 @@
 #include "kvtransfer/traffic_manager.h"
 
 #include <poll.h>
-#include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <fstream>
+#include <filesystem>
 #include <thread>
 
-#include "test_support.h"
-#include "traffic/peers.h"
+#include "engine_fixture.h"
 
 namespace kvtransfer {
 namespace {
 
 using namespace testing;  // NOLINT: test vocabulary
-
-constexpr uint32_t kLayers = 6;
-constexpr uint32_t kBlockTokens = 16;
-constexpr uint32_t kTokens = 150;  // nine blocks and a partial one
-constexpr uint32_t kBlocks = 10;
-
-// One engine: a pool, a device cache of `slots` layer slots, a manager.
-struct Engine {
-  Engine(const std::string& name, uint32_t cache_layers,
-         std::shared_ptr<BlockStore> store = nullptr, TrafficOptions options = {})
-      : layout(kLayers, kBlockTokens, {256, 256}) {
-    const uint64_t plane = 20 * 16 * 256;
-    device = std::make_shared<MemoryRegion>(cache_layers * 2 * plane, RegionKind::kShared,
-                                            HugePages::kOff);
-    std::vector<CacheLayer> layers;
-    for (uint32_t l = 0; l < cache_layers; ++l) {
-      layers.push_back({l * 2 * plane, 16 * 256, {{0, 256, 256}, {plane, 256, 256}}});
-    }
-    cache = std::make_shared<PagedCache>(device->bytes(), 16, 20, layers);
-    pool = make_pool(layout, 24);
-    options.name = name;
-    options.listen = "kvt-tm-" + std::to_string(getpid()) + "-" + name;
-    manager = std::make_shared<TrafficManager>(store, pool, device, layout, options);
-  }
-  std::vector<uint64_t> starts(const std::vector<uint32_t>& slots) const {
-    std::vector<uint64_t> out;
-    for (const uint32_t slot : slots) out.push_back(pool->payload_offset(slot));
-    return out;
-  }
-  MoveSpec move(const std::vector<uint64_t>& block_starts, uint64_t first = 0,
-                uint64_t count = kTokens) const {
-    MoveSpec spec;
-    spec.cache = cache;
-    for (int32_t page = 0; page < 10; ++page) spec.pages.push_back(page + 3);
-    spec.block_starts = block_starts;
-    spec.first_token = first;
-    spec.num_tokens = count;
-    spec.deadline_ns = in_seconds(20);
-    return spec;
-  }
-  // The bytes of one layer's token, planes one after another.
-  std::vector<uint8_t> token(uint32_t layer, uint32_t t) const {
-    std::vector<uint8_t> out;
-    for (const CachePlane& plane : cache->layer(layer % cache->num_layers()).planes) {
-      const uint8_t* at = device->data() + cache->layer(layer % cache->num_layers()).base +
-                          (t / 16 + 3) * 16 * 256 + plane.offset + t % 16 * 256;
-      out.insert(out.end(), at, at + 256);
-    }
-    return out;
-  }
-  void fill_slots(const std::vector<uint32_t>& slots, uint64_t seed) {
-    for (size_t i = 0; i < slots.size(); ++i) {
-      fill_random(pool->region()->data() + pool->payload_offset(slots[i]),
-                  layout.full_block_bytes(), seed + i);
-    }
-  }
-
-  BlockLayout layout;
-  std::shared_ptr<MemoryRegion> device;
-  std::shared_ptr<PagedCache> cache;
-  std::shared_ptr<BufferPool> pool;
-  std::shared_ptr<TrafficManager> manager;
-};
-
-bool wait_all(LayerStream& stream, double seconds = 10) {
-  for (uint32_t l = 0; l < stream.num_layers(); ++l) {
-    if (stream.wait(l, in_seconds(seconds)) != WaitResult::kReady) return false;
-  }
-  return true;
-}
 
 class TrafficManagerTest : public ::testing::Test {
  protected:
@@ -172,58 +99,6 @@ TEST_F(TrafficManagerTest, StagingFollowsTheRotationOfTheLayerSlots) {
   EXPECT_TRUE(ticket->wait(in_seconds(5)));
 }
 
-// Figure 4: PE device -> DE buffer by push; DE buffer -> PE device by read behind a serve.
-TEST_F(TrafficManagerTest, PushAndReadBackBetweenTwoEngines) {
-  Engine pe("pe", kLayers), de("de", kLayers);
-  const PeerId to_de =
-      pe.manager->connect("kvt-tm-" + std::to_string(getpid()) + "-de", in_seconds(5));
-  const PeerId to_pe = de.manager->wait_peer("pe", in_seconds(5));
-  fill_random(pe.device->data(), pe.device->bytes(), 3);
-  const std::vector<uint8_t> original(pe.device->data(), pe.device->data() + pe.device->bytes());
-  const auto slots = acquire(*de.pool, kBlocks);
-  const auto received = de.manager->make_stream(1);
-  const uint32_t tag = de.manager->open_receive(received);
-  const auto computed = pe.manager->make_stream(1), gone = pe.manager->make_stream(1);
-  MoveSpec push = pe.move(de.starts(slots));
-  push.after = computed;
-  push.into = gone;
-  push.peer = to_de;
-  push.tag = tag;
-  const auto pushed = pe.manager->push(push);
-  for (uint32_t l = 0; l < kLayers; ++l) {
-    EXPECT_FALSE(received->ready(l));
-    computed->publish(l);
-    ASSERT_EQ(received->wait(l, in_seconds(5)), WaitResult::kReady);
-  }
-  ASSERT_TRUE(pushed->wait(in_seconds(5)));
-  std::fill_n(pe.device->data(), pe.device->bytes(), 0);
-  const auto notice = pe.manager->make_stream(1), staged = pe.manager->make_stream(1);
-  MoveSpec serve;
-  serve.after = received;
-  serve.peer = to_pe;
-  serve.tag = pe.manager->open_receive(notice);
-  serve.slots = slots;
-  ASSERT_TRUE(de.manager->serve(serve)->wait(in_seconds(5)));
-  MoveSpec read = pe.move(de.starts(slots));
-  read.after = notice;
-  read.into = staged;
-  read.peer = to_de;
-  ASSERT_TRUE(pe.manager->stage_from_peer(read)->wait(in_seconds(5)));
-  ASSERT_TRUE(wait_all(*staged));
-  for (uint32_t l = 0; l < kLayers; ++l) {
-    for (uint32_t t = 0; t < kTokens; ++t) {
-      const auto now = pe.token(l, t);
-      const uint64_t base = pe.cache->layer(l).base + (t / 16 + 3) * 16 * 256 + t % 16 * 256;
-      ASSERT_EQ(memcmp(now.data(), original.data() + base, 256), 0);
-    }
-  }
-  EXPECT_EQ(pe.manager->counters(TrafficKind::kNetworkRead).bytes,
-            kTokens * pe.layout.bytes_per_token());
-  EXPECT_EQ(pe.manager->counters(TrafficKind::kNetworkWrite).bytes,
-            kTokens * pe.layout.bytes_per_token());
-  EXPECT_LT(pe.manager->ring_counters().doorbells, pe.manager->ring_counters().work_requests / 4);
-}
-
 TEST_F(TrafficManagerTest, ABadBlockFailsTheStreamWithItsNameAndTheTicketKeepsTheGoodPrefix) {
   const auto store = open_store();
   Engine engine("bad", kLayers, store);
@@ -238,23 +113,6 @@ TEST_F(TrafficManagerTest, ABadBlockFailsTheStreamWithItsNameAndTheTicketKeepsTh
   EXPECT_NE(stream->failure().text.find("block 4 of 6"), std::string::npos);
   ASSERT_TRUE(ticket->wait(in_seconds(5)));
   EXPECT_EQ(ticket->blocks(), 4u);
-}
-
-TEST_F(TrafficManagerTest, AFailedSourceIsPassedOnToThePeerAsANegativeAcknowledgement) {
-  Engine pe("npe", 3), de("nde", kLayers);
-  pe.manager->connect("kvt-tm-" + std::to_string(getpid()) + "-nde", in_seconds(5));
-  const auto source = de.manager->make_stream(1), notice = pe.manager->make_stream(1);
-  MoveSpec serve;
-  serve.after = source;
-  serve.peer = de.manager->wait_peer("npe", in_seconds(5));
-  serve.tag = pe.manager->open_receive(notice);
-  const auto ticket = de.manager->serve(serve);
-  source->publish(0);
-  ASSERT_EQ(notice->wait(0, in_seconds(5)), WaitResult::kReady);
-  source->fail({ErrorCode::kCorrupt, 0, "rot"});
-  EXPECT_EQ(notice->wait(1, in_seconds(5)), WaitResult::kFailed);
-  EXPECT_TRUE(ticket->wait(in_seconds(5)));
-  EXPECT_EQ(ticket->outcome().code, ErrorCode::kCorrupt);
 }
 
 TEST_F(TrafficManagerTest, ADeadlineEndsAWaitWithATypedErrorAndGivesTheSlotsBack) {
@@ -292,68 +150,6 @@ TEST_F(TrafficManagerTest, CancelReturnsOnlyWhenNothingIsInFlight) {
   EXPECT_TRUE(stream->failed());
   for (const uint32_t slot : slots) EXPECT_TRUE(engine.pool->release(slot));
   EXPECT_EQ(engine.pool->available(), 24u);
-}
-
-TEST_F(TrafficManagerTest, ThePeersDeathFailsWhatWasUnderWayAndFreesItsSlots) {
-  const std::string child_name = "kvt-tm-" + std::to_string(getpid()) + "-child";
-  int ready[2];
-  ASSERT_EQ(pipe(ready), 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    TrafficOptions options;
-    options.name = "child";
-    options.listen = child_name;
-    const BlockLayout layout(kLayers, kBlockTokens, {256, 256});
-    TrafficManager manager(nullptr, make_pool(layout, 24), nullptr, layout, options);
-    (void)!write(ready[1], "x", 1);
-    pause();
-    _exit(0);
-  }
-  char byte;
-  ASSERT_EQ(read(ready[0], &byte, 1), 1);
-  Engine pe("dpe", kLayers);
-  const PeerId peer = pe.manager->connect(child_name, in_seconds(5));
-  EXPECT_TRUE(pe.manager->peer_alive(peer));
-  const auto computed = pe.manager->make_stream(1), gone = pe.manager->make_stream(1);
-  std::vector<uint64_t> starts(kBlocks, 4096);
-  MoveSpec push = pe.move(starts);
-  push.after = computed;
-  push.into = gone;
-  push.peer = peer;
-  push.slots = acquire(*pe.pool, 4);
-  const auto slots = push.slots;
-  const auto ticket = pe.manager->push(push);
-  computed->publish(0);
-  ASSERT_EQ(gone->wait(0, in_seconds(5)), WaitResult::kReady);
-  kill(child, SIGKILL);
-  waitpid(child, nullptr, 0);
-  EXPECT_EQ(gone->wait(1, in_seconds(5)), WaitResult::kFailed);
-  EXPECT_EQ(gone->failure().code, ErrorCode::kPeerLost);
-  EXPECT_NE(gone->failure().text.find("child"), std::string::npos);
-  ASSERT_TRUE(ticket->wait(in_seconds(5)));
-  for (const uint32_t slot : slots) pe.pool->release(slot);
-  EXPECT_EQ(pe.pool->available(), 24u);
-  EXPECT_FALSE(pe.manager->peer_alive(peer));
-}
-
-TEST_F(TrafficManagerTest, AnImmediateForAClosedReceiveIsDropped) {
-  Engine pe("ope", kLayers), de("ode", kLayers);
-  const PeerId peer =
-      pe.manager->connect("kvt-tm-" + std::to_string(getpid()) + "-ode", in_seconds(5));
-  const auto old_one = de.manager->make_stream(1), new_one = de.manager->make_stream(1);
-  const uint32_t stale = de.manager->open_receive(old_one);
-  de.manager->close_receive(stale);
-  const uint32_t fresh = de.manager->open_receive(new_one);
-  EXPECT_NE(stale, fresh);
-  for (const uint32_t tag : {stale, fresh}) {
-    MoveSpec serve;
-    serve.peer = peer;
-    serve.tag = tag;
-    ASSERT_TRUE(pe.manager->serve(serve)->wait(in_seconds(5)));
-  }
-  ASSERT_TRUE(wait_all(*new_one));
-  EXPECT_EQ(old_one->arrived(0), 0u);
-  EXPECT_EQ(new_one->arrived(0), 1u);
 }
 
 TEST_F(TrafficManagerTest, RefusesAtSubmissionWhatCouldOnlyFailLater) {
