@@ -1,8 +1,8 @@
 // Link: one connection to a peer process that moves bytes between registered regions, one-sided.
 //
-// The contract below the WorkRing, with twins: `verbs` (RC queue pairs) and `shm` (the peer's region
-// is mapped, the poster copies). The WorkRing batches, signals selectively and keeps the books; a
-// Link only posts what it is given, with one doorbell a call.
+// The contract below the WorkRing, with twins: `verbs` (RC queue pairs) and `shm` (the peer's
+// region is mapped, the poster copies). The WorkRing batches, signals selectively and keeps the
+// books; a Link only posts what it is given, with one doorbell a call.
 //
 // Thread safety: none; belongs to one progress thread.
 // Invariants:
@@ -100,8 +100,8 @@ class Link {
   virtual bool failed() const noexcept = 0;
   // No accepted request can touch memory any more and all completions were polled.
   virtual bool drained() const noexcept = 0;
-  // Readable when poll() or poll_immediates() may have something or the peer went away; to be relied
-  // on only after an arm() that returned true.
+  // Readable when poll() or poll_immediates() may have something or the peer went away; to be
+  // relied on only after an arm() that returned true.
   virtual int event_fd() const noexcept = 0;
   // Asks for the next event. False: there is something already, poll instead of sleeping.
   virtual bool arm() noexcept { return true; }

@@ -149,7 +149,7 @@ struct MoveSpec {
   std::shared_ptr<LayerStream> into;   // null: nobody counts
   PeerId peer = 0;                     // stage_from_peer, push, serve
   TrafficClass traffic_class = TrafficClass::kKv;
-  uint32_t tag = 0;                    // push, serve: the peer's receive tag
+  uint32_t tag = 0;  // push, serve: the peer's receive tag
   int64_t deadline_ns = INT64_MAX;
   uint64_t trace_id = 0;
 };

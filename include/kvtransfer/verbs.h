@@ -1,14 +1,15 @@
 // Verbs: RDMA queue pairs as Links.
 //
 // libibverbs is loaded at run time. A machine without it, without devices or without permission is
-// an ordinary answer with a reason (verbs_devices), not an error; only opening a VerbsDomain throws.
+// an ordinary answer with a reason (verbs_devices), not an error; only opening a VerbsDomain
+// throws.
 //
 // VerbsDomain: one opened device and port, one protection domain, one registration per region for
 // its whole life. VerbsEndpoint: the queue pairs of one traffic class towards one peer, before they
 // are connected; its blob is carried to the peer by any control channel.
 //
-// Thread safety: a domain may be used from any thread. An endpoint and its Link belong to one thread
-// at a time.
+// Thread safety: a domain may be used from any thread. An endpoint and its Link belong to one
+// thread at a time.
 #pragma once
 
 #include <array>
@@ -55,15 +56,15 @@ struct ClassOfService {
 };
 
 struct VerbsOptions {
-  std::string device;               // empty: the first with an active port
+  std::string device;  // empty: the first with an active port
   uint8_t port = 1;
   std::optional<uint8_t> gid_index;  // default: RoCE v2 over IPv4, else RoCE v2, else 0
-  uint32_t path_mtu_bytes = 0;      // 0: the port's; the lower of both peers' counts
-  uint8_t timeout = 14;             // 4.096 us * 2^timeout until a packet is sent again
+  uint32_t path_mtu_bytes = 0;       // 0: the port's; the lower of both peers' counts
+  uint8_t timeout = 14;              // 4.096 us * 2^timeout until a packet is sent again
   uint8_t retry_count = 7;
-  uint8_t rnr_retry = 7;     // 7: for ever; the operation's own deadline bounds it
+  uint8_t rnr_retry = 7;       // 7: for ever; the operation's own deadline bounds it
   uint8_t min_rnr_timer = 12;  // 0.64 ms
-  uint8_t rd_atomic = 16;    // RDMA reads in flight per queue pair, at most what the device has
+  uint8_t rd_atomic = 16;      // RDMA reads in flight per queue pair, at most what the device has
   uint32_t send_depth = 256;
   uint32_t receive_depth = 512;  // immediates that may arrive before we look
   uint32_t queue_pairs = 1;      // per peer and traffic class; more stripe the requests
@@ -95,8 +96,7 @@ class VerbsDomain : public std::enable_shared_from_this<VerbsDomain> {
 
   // New queue pairs in INIT. `name` and `epoch` are what the peer will know us by.
   virtual std::unique_ptr<VerbsEndpoint> make_endpoint(TrafficClass traffic_class,
-                                                       const std::string& name,
-                                                       uint64_t epoch) = 0;
+                                                       const std::string& name, uint64_t epoch) = 0;
   // A link whose far side is this domain itself: writes go through the NIC from any of our regions
   // to any other (the paper's CNIC-assisted copy). Throws Error(kInvalidArgument) for a domain that
   // was not opened with `loopback`.

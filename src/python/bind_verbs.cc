@@ -11,8 +11,8 @@ namespace {
 template <class T>
 T bounded(int64_t value, const char* name) {
   if (value < 0 || value > int64_t{std::numeric_limits<T>::max()}) {
-    throw Error(ErrorCode::kInvalidArgument, std::string("verbs: ") + name + " can't be " +
-                                                 std::to_string(value));
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string("verbs: ") + name + " can't be " + std::to_string(value));
   }
   return static_cast<T>(value);
 }

@@ -34,9 +34,9 @@ WorkRequest to_request(const WorkRequestRow& row) {
 void check_rows(const Array<WorkRequestRow>& rows) {
   for (py::ssize_t i = 0; i < rows.size(); ++i) {
     if (rows.data()[i].op > static_cast<uint8_t>(LinkOp::kWriteWithImmediate)) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "WorkRing: row " + std::to_string(i) + " has op " +
-                      std::to_string(rows.data()[i].op) + "; 0 write, 1 read, 2 write_imm");
+      throw Error(ErrorCode::kInvalidArgument, "WorkRing: row " + std::to_string(i) + " has op " +
+                                                   std::to_string(rows.data()[i].op) +
+                                                   "; 0 write, 1 read, 2 write_imm");
     }
   }
 }
@@ -135,8 +135,8 @@ void bind_work_ring(py::module_& m) {
   PYBIND11_NUMPY_DTYPE(WorkRequestRow, local_offset, remote_offset, length, cookie, immediate,
                        local_region, remote_region, op);
   py::class_<LinkRing>(m, "WorkRing", "The doorbell-batched ring over one link. One thread's.")
-      .def_property_readonly_static("DTYPE",
-                                    [](const py::object&) { return py::dtype::of<WorkRequestRow>(); })
+      .def_property_readonly_static(
+          "DTYPE", [](const py::object&) { return py::dtype::of<WorkRequestRow>(); })
       .def("post", &post_rows, py::arg("requests"),
            "Posts rows of DTYPE (op: 0 write, 1 read, 2 write_imm) and rings; the number taken.")
       .def("poll", &poll_retired, py::arg("timeout_s") = 0.0, "[(cookie, status)] of what retired.")
@@ -161,9 +161,8 @@ void bind_work_ring(py::module_& m) {
       .def_property_readonly("peer", [](const LinkRing& self) { return self.link->peer(); })
       .def_property_readonly("peer_epoch",
                              [](const LinkRing& self) { return self.link->peer_epoch(); })
-      .def_property_readonly("attributes", [](const LinkRing& self) {
-        return to_dict(self.link->attributes());
-      });
+      .def_property_readonly("attributes",
+                             [](const LinkRing& self) { return to_dict(self.link->attributes()); });
   m.def(
       "make_null_ring",
       [](uint32_t batch) { return std::make_unique<LinkRing>(make_null_link(), batch); },

@@ -47,9 +47,9 @@ Address tcp_address(const std::string& text) {
   if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
-  const int error = host.empty() ? EAI_NONAME
-                                 : getaddrinfo(host.c_str(), rest.substr(colon + 1).c_str(), &hints,
-                                               &found);
+  const int error = host.empty()
+                        ? EAI_NONAME
+                        : getaddrinfo(host.c_str(), rest.substr(colon + 1).c_str(), &hints, &found);
   if (error != 0) {
     throw Error(ErrorCode::kInvalidArgument, "control socket: bad address '" + text +
                                                  "' (tcp://HOST:PORT): " + gai_strerror(error));

@@ -149,11 +149,11 @@ Outcome WorkRing::describe(const Entry& bad, const WorkCompletion& completion) c
   if (*completion.detail != '\0') status += std::string(" [") + completion.detail + "]";
   return {ErrorCode::kPeerLost, 0,
           std::string(verb) + " " + std::to_string(r.wr_id) + " with peer " + link_.peer() + ": " +
-              status + " (local region " +
-              std::to_string(r.local_region) + " offset " + std::to_string(r.local_offset) +
-              ", remote region " + std::to_string(r.remote_region) + " offset " +
-              std::to_string(r.remote_offset) + ", " + std::to_string(r.length) +
-              " bytes, vendor error " + std::to_string(completion.vendor_error) + ")"};
+              status + " (local region " + std::to_string(r.local_region) + " offset " +
+              std::to_string(r.local_offset) + ", remote region " +
+              std::to_string(r.remote_region) + " offset " + std::to_string(r.remote_offset) +
+              ", " + std::to_string(r.length) + " bytes, vendor error " +
+              std::to_string(completion.vendor_error) + ")"};
 }
 
 void WorkRing::complete(const WorkCompletion& completion) noexcept {

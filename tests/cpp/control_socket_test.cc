@@ -64,16 +64,15 @@ TEST(ControlSocket, ConnectingToNobodyEndsAtTheDeadline) {
     EXPECT_EQ(code_of([&] { control_connect(address, kind, in_seconds(0.05)); }),
               ErrorCode::kPeerLost);
   }
-  EXPECT_EQ(code_of([&] {
-              control_connect("tcp://127.0.0.1:1", SocketKind::kStream, in_seconds(0.05));
-            }),
-            ErrorCode::kPeerLost);
+  EXPECT_EQ(
+      code_of([&] { control_connect("tcp://127.0.0.1:1", SocketKind::kStream, in_seconds(0.05)); }),
+      ErrorCode::kPeerLost);
 }
 
 TEST(ControlSocket, AddressesThatCanNotBeAreRefused) {
-  for (const std::string& address : {std::string(), std::string(200, 'x'), std::string("tcp://"),
-                                     std::string("tcp://:"), std::string("tcp://127.0.0.1:x"),
-                                     std::string("tcp://[::1")}) {
+  for (const std::string& address :
+       {std::string(), std::string(200, 'x'), std::string("tcp://"), std::string("tcp://:"),
+        std::string("tcp://127.0.0.1:x"), std::string("tcp://[::1")}) {
     EXPECT_EQ(code_of([&] { control_listen(address, SocketKind::kStream); }),
               ErrorCode::kInvalidArgument)
         << address;

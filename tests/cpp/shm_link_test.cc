@@ -153,7 +153,8 @@ TEST(ShmLink, TheDeathOfThePeerIsNoticedAndPostsAreRefused) {
   const pid_t child = fork();  // before any thread exists: ThreadSanitizer insists
   if (child == 0) {
     auto theirs = region();
-    const auto own = make_shm_listener(address("death-child"), {"child", 2, {theirs}}, {theirs}, [] {});
+    const auto own =
+        make_shm_listener(address("death-child"), {"child", 2, {theirs}}, {theirs}, [] {});
     const auto links = own->connect(parent_address, in_seconds(5));
     pause();
     _exit(0);

@@ -42,8 +42,7 @@ class TrafficPeersTest : public ::testing::TestWithParam<Case> {
 // Figure 4: PE device -> DE buffer by push; DE buffer -> PE device by read behind a serve.
 TEST_P(TrafficPeersTest, PushAndReadBackBetweenTwoEngines) {
   Engine pe("pe", kLayers, nullptr, options(0)), de("de", kLayers, nullptr, options(1));
-  const PeerId to_de =
-      pe.manager->connect(address_of("de"), in_seconds(5));
+  const PeerId to_de = pe.manager->connect(address_of("de"), in_seconds(5));
   const PeerId to_pe = de.manager->wait_peer("pe", in_seconds(5));
   fill_random(pe.device->data(), pe.device->bytes(), 3);
   const std::vector<uint8_t> original(pe.device->data(), pe.device->data() + pe.device->bytes());
@@ -88,7 +87,8 @@ TEST_P(TrafficPeersTest, PushAndReadBackBetweenTwoEngines) {
             kTokens * pe.layout.bytes_per_token());
   EXPECT_EQ(pe.manager->counters(TrafficKind::kNetworkWrite).bytes,
             kTokens * pe.layout.bytes_per_token());
-  EXPECT_LT(pe.manager->ring_counters(TrafficClass::kKv).doorbells, pe.manager->ring_counters(TrafficClass::kKv).work_requests / 4);
+  EXPECT_LT(pe.manager->ring_counters(TrafficClass::kKv).doorbells,
+            pe.manager->ring_counters(TrafficClass::kKv).work_requests / 4);
 }
 
 TEST_P(TrafficPeersTest, AFailedSourceIsPassedOnToThePeerAsANegativeAcknowledgement) {
@@ -152,8 +152,7 @@ TEST_P(TrafficPeersTest, ThePeersDeathFailsWhatWasUnderWayAndFreesItsSlots) {
 
 TEST_P(TrafficPeersTest, AnImmediateForAClosedReceiveIsDropped) {
   Engine pe("ope", kLayers, nullptr, options(0)), de("ode", kLayers, nullptr, options(1));
-  const PeerId peer =
-      pe.manager->connect(address_of("ode"), in_seconds(5));
+  const PeerId peer = pe.manager->connect(address_of("ode"), in_seconds(5));
   const auto old_one = de.manager->make_stream(1), new_one = de.manager->make_stream(1);
   const uint32_t stale = de.manager->open_receive(old_one);
   de.manager->close_receive(stale);

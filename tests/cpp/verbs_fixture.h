@@ -18,9 +18,9 @@ inline const std::vector<VerbsPort>& devices(std::string* why = nullptr) {
   return ports;
 }
 
-#define KVT_NEED_VERBS()                                                     \
-  do {                                                                       \
-    std::string why;                                                         \
+#define KVT_NEED_VERBS()                                                            \
+  do {                                                                              \
+    std::string why;                                                                \
     if (testing::devices(&why).empty()) GTEST_SKIP() << "no verbs device: " << why; \
   } while (false)
 

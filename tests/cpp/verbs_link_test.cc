@@ -54,9 +54,9 @@ TEST_P(VerbsLinkTest, WritesAndReadsMoveTheBytesOfEveryLength) {
 TEST_P(VerbsLinkTest, AnImmediateComesAfterTheBytesPostedBeforeIt) {
   VerbsPair pair(options(0), options(1));
   constexpr uint32_t kRounds = 60, kPieces = 8, kPiece = 4096;
-  std::atomic<bool> right{true};
+  std::atomic<bool> right{true}, give_up{false};
   std::thread receiver([&] {
-    for (uint32_t wanted = 1; wanted <= kRounds;) {
+    for (uint32_t wanted = 1; wanted <= kRounds && !give_up;) {
       uint32_t got[4];
       WorkCompletion nothing[1];
       pair.b->poll(nothing);
@@ -77,18 +77,22 @@ TEST_P(VerbsLinkTest, AnImmediateComesAfterTheBytesPostedBeforeIt) {
     std::memset(pair.here->data() + area, static_cast<int>(round & 0xff), kPieces * kPiece);
     for (uint32_t p = 0; p < kPieces; ++p) {
       const uint64_t at = area + p * kPiece;
-      ASSERT_TRUE(pair.ring->post(VerbsPair::request(LinkOp::kWrite, at, at, kPiece), 1));
+      pair.ring->post(VerbsPair::request(LinkOp::kWrite, at, at, kPiece), 1);
     }
-    ASSERT_TRUE(
-        pair.ring->post(VerbsPair::request(LinkOp::kWriteWithImmediate, 0, 0, 0, round), 2));
+    pair.ring->post(VerbsPair::request(LinkOp::kWriteWithImmediate, 0, 0, 0, round), 2);
     pair.ring->doorbell();
     Retired retired[64];
     const int64_t deadline = in_seconds(20);
     volatile const uint8_t* seen = pair.there->data() + (1 << 20) - 1;
-    while (*seen != (round & 0xff) && now_ns() < deadline) pair.ring->poll(retired);
-    ASSERT_LT(now_ns(), deadline) << "round " << round;
+    while (*seen != (round & 0xff) && now_ns() < deadline) {
+      pair.ring->doorbell();  // what did not fit goes on once something has retired
+      pair.ring->poll(retired);
+    }
+    if (*seen != (round & 0xff)) give_up = true;
+    if (give_up) break;
   }
   receiver.join();
+  EXPECT_FALSE(give_up);
   EXPECT_TRUE(right.load());
 }
 
@@ -102,9 +106,9 @@ TEST_P(VerbsLinkTest, MoreRequestsThanTheQueuesHoldAllRetireInOrder) {
   uint64_t posted = 0;
   const int64_t deadline = in_seconds(40);
   while (all.size() < kCount && now_ns() < deadline) {
-    while (posted < kCount && pair.ring->post(VerbsPair::request(LinkOp::kWrite, posted * 1024,
-                                                                 posted * 1024, 1024),
-                                              posted)) {
+    while (posted < kCount &&
+           pair.ring->post(VerbsPair::request(LinkOp::kWrite, posted * 1024, posted * 1024, 1024),
+                           posted)) {
       ++posted;
     }
     pair.ring->doorbell();
@@ -135,10 +139,11 @@ TEST_P(VerbsLinkTest, AnImmediateWakesAPeerThatSleepsOnItsDescriptor) {
   });
   for (uint32_t i = 0; i < 5; ++i) {
     usleep(20'000);
-    ASSERT_TRUE(pair.ring->post(VerbsPair::request(LinkOp::kWriteWithImmediate, 0, 0, 0, i), 1));
-    pair.drain();
+    pair.ring->post(VerbsPair::request(LinkOp::kWriteWithImmediate, 0, 0, 0, i), 1);
+    pair.ring->doorbell();
   }
   sleeper.join();
+  pair.drain();
   EXPECT_EQ(got.load(), 5);
 }
 
@@ -149,9 +154,9 @@ TEST_P(VerbsLinkTest, ManyImmediatesNeverRunOutOfReceives) {
   uint32_t received = 0, posted = 0;
   const int64_t deadline = in_seconds(40);
   while (received < 600 && now_ns() < deadline) {
-    while (posted < 600 && pair.ring->post(VerbsPair::request(LinkOp::kWriteWithImmediate, 0, 0, 0,
-                                                              posted),
-                                           posted)) {
+    while (
+        posted < 600 &&
+        pair.ring->post(VerbsPair::request(LinkOp::kWriteWithImmediate, 0, 0, 0, posted), posted)) {
       ++posted;
     }
     pair.ring->doorbell();
@@ -199,8 +204,8 @@ TEST_F(VerbsSetupTest, MessagesAboveTheDevicesLimitAreSplit) {
   fill_random(pair.here->data(), pair.here->bytes(), 3);
   const uint64_t limit = pair.a->limits().max_message_bytes;
   ASSERT_LT(limit, 20u << 20) << "this device takes it in one piece";
-  ASSERT_TRUE(pair.ring->post(
-      VerbsPair::request(LinkOp::kWriteWithImmediate, 0, 0, 20 << 20, 77), 5));
+  ASSERT_TRUE(
+      pair.ring->post(VerbsPair::request(LinkOp::kWriteWithImmediate, 0, 0, 20 << 20, 77), 5));
   const auto retired = pair.drain();
   EXPECT_EQ(retired.size(), ((20u << 20) - 1) / limit + 1);
   EXPECT_EQ(std::memcmp(pair.here->data(), pair.there->data(), 20 << 20), 0);
@@ -220,8 +225,7 @@ TEST_F(VerbsSetupTest, TheAttributesTellWhatWasApplied) {
     const auto end = domain->make_endpoint(traffic_class, "x", 1);
     const auto other = domain->make_endpoint(traffic_class, "y", 1);
     const auto link = end->connect(other->blob());
-    EXPECT_EQ(value(*link, "traffic_class"),
-              traffic_class == TrafficClass::kKv ? "104" : "184");
+    EXPECT_EQ(value(*link, "traffic_class"), traffic_class == TrafficClass::kKv ? "104" : "184");
     EXPECT_EQ(value(*link, "class"), traffic_class_name(traffic_class));
     EXPECT_EQ(value(*link, "timeout"), "18");
     EXPECT_EQ(value(*link, "device"), options.device);

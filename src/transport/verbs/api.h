@@ -1,9 +1,9 @@
 // VerbsApi: libibverbs, loaded at run time, so that one binary runs with and without an RDMA stack.
 //
 // The table holds the library's exported functions under their versioned symbols. The data path
-// (post, poll, arm) is inline in <infiniband/verbs.h> and goes through the context's own operations;
-// the inline functions that would call back into the library must not be used from our code.
-// Loaded once and never unloaded. Thread-safe.
+// (post, poll, arm) is inline in <infiniband/verbs.h> and goes through the context's own
+// operations; the inline functions that would call back into the library must not be used from our
+// code. Loaded once and never unloaded. Thread-safe.
 #pragma once
 
 #include <infiniband/verbs.h>

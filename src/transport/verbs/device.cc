@@ -137,8 +137,8 @@ VerbsDevice::VerbsDevice(const VerbsApi& api, const VerbsOptions& options)
     if (context_ == nullptr) throw Error(ErrorCode::kUnsupported, "verbs: opening " + name, errno);
     name_ = name;
     ibv_port_attr attr;
-    const bool active = query_port(api_, context_, options_.port, attr) == 0 &&
-                        attr.state == IBV_PORT_ACTIVE;
+    const bool active =
+        query_port(api_, context_, options_.port, attr) == 0 && attr.state == IBV_PORT_ACTIVE;
     if (active || !options_.device.empty()) break;
     api_.close_device(context_);
     context_ = nullptr;
@@ -197,7 +197,8 @@ void VerbsDevice::choose_port() {
   mtu_ = port.active_mtu;
   if (options_.path_mtu_bytes != 0) {
     int wanted = IBV_MTU_256;
-    while (wanted < IBV_MTU_4096 && mtu_bytes(static_cast<ibv_mtu>(wanted)) < options_.path_mtu_bytes)
+    while (wanted < IBV_MTU_4096 &&
+           mtu_bytes(static_cast<ibv_mtu>(wanted)) < options_.path_mtu_bytes)
       ++wanted;
     if (mtu_bytes(static_cast<ibv_mtu>(wanted)) != options_.path_mtu_bytes || wanted > mtu_) {
       throw Error(ErrorCode::kInvalidArgument,
@@ -230,10 +231,11 @@ void VerbsDevice::choose_gid() {
     gid_index_ = static_cast<uint8_t>(entry.gid_index);
   });
   if (best < 0 && (ethernet_ || options_.gid_index)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "verbs: port " + std::to_string(options_.port) + " of " + name_ +
-                    (options_.gid_index ? " has no GID at index " + std::to_string(*options_.gid_index)
-                                        : " has no GID (give its interface an address)"));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "verbs: port " + std::to_string(options_.port) + " of " + name_ +
+            (options_.gid_index ? " has no GID at index " + std::to_string(*options_.gid_index)
+                                : " has no GID (give its interface an address)"));
   }
 }
 

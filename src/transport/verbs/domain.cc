@@ -52,8 +52,7 @@ std::shared_ptr<VerbsDomain> VerbsDomain::open(const VerbsOptions& options,
 
 std::unique_ptr<VerbsEndpoint> Domain::make_endpoint(TrafficClass traffic_class,
                                                      const std::string& name, uint64_t epoch) {
-  return std::make_unique<Endpoint>(device_, regions_, traffic_class, name, epoch,
-                                    exported_);
+  return std::make_unique<Endpoint>(device_, regions_, traffic_class, name, epoch, exported_);
 }
 
 std::unique_ptr<Link> Domain::make_loopback() {

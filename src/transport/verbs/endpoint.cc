@@ -59,15 +59,15 @@ void Endpoint::create_completion_queue() {
   completions_.api = &api;
   completions_.channel = api.create_comp_channel(device_->context());
   if (completions_.channel == nullptr) {
-    throw Error(ErrorCode::kExhausted, "verbs: completion channel on " + device_->describe(), errno);
+    throw Error(ErrorCode::kExhausted, "verbs: completion channel on " + device_->describe(),
+                errno);
   }
-  const uint32_t entries =
-      (send_depth_ + 1 + receive_depth_) * device_->options().queue_pairs;
+  const uint32_t entries = (send_depth_ + 1 + receive_depth_) * device_->options().queue_pairs;
   if (entries > device_->max_completions()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "verbs: depths and queue pairs need " + std::to_string(entries) +
-                    " completion entries; " + device_->describe() + " has " +
-                    std::to_string(device_->max_completions()));
+    throw Error(ErrorCode::kInvalidArgument, "verbs: depths and queue pairs need " +
+                                                 std::to_string(entries) + " completion entries; " +
+                                                 device_->describe() + " has " +
+                                                 std::to_string(device_->max_completions()));
   }
   completions_.cq = api.create_cq(device_->context(), static_cast<int>(entries), nullptr,
                                   completions_.channel, 0);
@@ -104,8 +104,8 @@ QueuePair Endpoint::create_queue_pair() {
     }
     method_ = PostMethod::kPostSend;
   }
-  ibv_qp* qp = api.create_qp(device_->queue_pair_pd(),
-                             reinterpret_cast<ibv_qp_init_attr*>(&attributes));
+  ibv_qp* qp =
+      api.create_qp(device_->queue_pair_pd(), reinterpret_cast<ibv_qp_init_attr*>(&attributes));
   if (qp == nullptr) {
     throw Error(ErrorCode::kExhausted,
                 "verbs: queue pair of " + std::to_string(send_depth_ + 1) + " sends and " +
@@ -131,8 +131,8 @@ void Endpoint::to_init(const QueuePair& qp) const {
   attributes.qp_state = IBV_QPS_INIT;
   attributes.port_num = device_->port();
   attributes.qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
-  transition(qp, attributes,
-             IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "RESET", "INIT");
+  transition(qp, attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+             "RESET", "INIT");
 }
 
 void Endpoint::to_ready_to_receive(const QueuePair& qp, const EndpointInfo& peer,
@@ -160,8 +160,7 @@ void Endpoint::to_ready_to_receive(const QueuePair& qp, const EndpointInfo& peer
              "INIT", "RTR");
 }
 
-void Endpoint::to_ready_to_send(const QueuePair& qp, const EndpointInfo& peer,
-                                size_t index) const {
+void Endpoint::to_ready_to_send(const QueuePair& qp, const EndpointInfo& peer, size_t index) const {
   const VerbsOptions& options = device_->options();
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_RTS;
@@ -218,9 +217,8 @@ std::unique_ptr<Link> Endpoint::connect(std::span<const uint8_t> peer_blob) {
       peer.queue_pairs.size() != info_.queue_pairs.size()) {
     throw Error(ErrorCode::kMismatch,
                 "verbs: peer " + peer.name + " offers " + std::to_string(peer.queue_pairs.size()) +
-                    " queue pairs of class " +
-                    std::string(traffic_class_name(peer.traffic_class)) + ", we have " +
-                    std::to_string(info_.queue_pairs.size()) + " of class " +
+                    " queue pairs of class " + std::string(traffic_class_name(peer.traffic_class)) +
+                    ", we have " + std::to_string(info_.queue_pairs.size()) + " of class " +
                     std::string(traffic_class_name(info_.traffic_class)));
   }
   for (size_t i = 0; i < queue_pairs_.size(); ++i) {

@@ -12,7 +12,8 @@ namespace kvtransfer {
 
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "the blob is written as it lies in memory");
+static_assert(std::endian::native == std::endian::little,
+              "the blob is written as it lies in memory");
 
 constexpr char kMagic[8] = {'K', 'V', 'T', 'V', 'E', 'R', 'B', 'S'};
 constexpr size_t kChecksumAt = kEndpointPrefixBytes;

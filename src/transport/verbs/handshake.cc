@@ -40,7 +40,8 @@ std::vector<std::unique_ptr<Link>> verbs_handshake(VerbsDomain& domain, const st
   control_send(socket, &kReady, 1, deadline_ns);
   uint8_t answer = 0;
   control_receive(socket, &answer, 1, deadline_ns);
-  if (answer != kReady) throw Error(ErrorCode::kMismatch, "verbs: the peer's answer is none of ours");
+  if (answer != kReady)
+    throw Error(ErrorCode::kMismatch, "verbs: the peer's answer is none of ours");
   for (auto& link : links) {
     Fd control(dup(socket.get()));
     if (!control.valid()) throw Error(ErrorCode::kIo, "verbs: control socket", errno);

@@ -1,5 +1,5 @@
-// Two engines become verbs peers over a stream socket: both send an endpoint blob per traffic class,
-// connect to the other's, and say so; only then may either post.
+// Two engines become verbs peers over a stream socket: both send an endpoint blob per traffic
+// class, connect to the other's, and say so; only then may either post.
 #pragma once
 
 #include <string>

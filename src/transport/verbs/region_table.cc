@@ -36,8 +36,7 @@ RegionTable::~RegionTable() {
 }
 
 VerbsRegion RegionTable::register_dmabuf(int fd, uint64_t offset, uint64_t bytes) {
-  constexpr int kAccess =
-      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+  constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
   ibv_mr* mr = api_.reg_dmabuf_mr(pd_, offset, bytes, offset, fd, kAccess);
   if (mr == nullptr) {
     throw Error(ErrorCode::kUnsupported,
