@@ -1,7 +1,7 @@
 """Types of kvtransfer._core; tests/python/test_structure.py compares them with the module."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -230,6 +230,9 @@ class TrafficManager:
         name: str = "engine",
         epoch: int = 0,
         listen: str = "",
+        transport: str = "shm",
+        copy: str = "cpu",
+        verbs: VerbsOptions = ...,
         io_backend: IoBackend = ...,
         io_depth: int = 64,
         bytes_per_second: Mapping[str, int] = ...,
@@ -273,8 +276,11 @@ class TrafficManager:
         tag: int = 0,
         timeout_s: float = 1000000000.0,
         trace_id: int = 0,
+        traffic_class: str = "kv",
     ) -> Ticket: ...
-    def ring_counters(self) -> dict[str, int]: ...
+    def hardware_counters(self) -> dict[str, int]: ...
+    def peer_attributes(self, peer: int) -> list[dict[str, str]]: ...
+    def ring_counters(self, traffic_class: str = "kv") -> dict[str, int]: ...
     def serve(
         self,
         *,
@@ -301,6 +307,7 @@ class TrafficManager:
         tag: int = 0,
         timeout_s: float = 1000000000.0,
         trace_id: int = 0,
+        traffic_class: str = "kv",
     ) -> Ticket: ...
     def stage_from_peer(
         self,
@@ -318,6 +325,7 @@ class TrafficManager:
         tag: int = 0,
         timeout_s: float = 1000000000.0,
         trace_id: int = 0,
+        traffic_class: str = "kv",
     ) -> Ticket: ...
     def take_trace(self) -> npt.NDArray[np.void]: ...
     def wait_peer(self, name: str, timeout_s: float) -> int: ...
@@ -328,5 +336,85 @@ class TrafficManager:
     @property
     def read_queue_tokens(self) -> int: ...
 
+class VerbsOptions:
+    def __init__(
+        self,
+        *,
+        device: str = "",
+        port: int = 1,
+        gid_index: int | None = None,
+        path_mtu_bytes: int = 0,
+        timeout: int = 14,
+        retry_count: int = 7,
+        rnr_retry: int = 7,
+        min_rnr_timer: int = 12,
+        rd_atomic: int = 16,
+        send_depth: int = 256,
+        receive_depth: int = 512,
+        queue_pairs: int = 1,
+        post_method: str = "auto",
+        relaxed_ordering: bool = False,
+        kv_class: tuple[int, int] = (0, 0),
+        model_class: tuple[int, int] = (0, 0),
+    ) -> None: ...
+    @property
+    def device(self) -> str: ...
+
+class VerbsDomain:
+    def __init__(
+        self,
+        *,
+        options: VerbsOptions = ...,
+        regions: Sequence[MemoryRegion],
+        exported: int = 1,
+        loopback: bool = False,
+    ) -> None: ...
+    def hardware_counters(self) -> dict[str, int]: ...
+    def make_endpoint(
+        self, *, traffic_class: str = "kv", name: str, epoch: int = 0
+    ) -> VerbsEndpoint: ...
+    def make_loopback_ring(self, batch: int = 32) -> WorkRing: ...
+    def region(self, index: int) -> dict[str, int]: ...
+    def register_dmabuf(self, fd: int, offset: int, num_bytes: int) -> dict[str, int]: ...
+
+class VerbsEndpoint:
+    def blob(self) -> bytes: ...
+    def connect(self, peer: bytes, batch: int = 32) -> WorkRing: ...
+
+class WorkRing:
+    DTYPE: ClassVar[np.dtype[np.void]]
+    def drive(
+        self, requests: npt.NDArray[np.void], count: int, window: int
+    ) -> tuple[float, float, npt.NDArray[np.float64]]: ...
+    def fail(self) -> None: ...
+    def poll(self, timeout_s: float = 0.0) -> list[tuple[int, str]]: ...
+    def poll_immediates(self, timeout_s: float = 0.0) -> list[int]: ...
+    def post(self, requests: npt.NDArray[np.void]) -> int: ...
+    @property
+    def attributes(self) -> dict[str, str]: ...
+    @property
+    def counters(self) -> dict[str, int]: ...
+    @property
+    def drained(self) -> bool: ...
+    @property
+    def failed(self) -> bool: ...
+    @property
+    def failure(self) -> str | None: ...
+    @property
+    def outstanding(self) -> int: ...
+    @property
+    def peer(self) -> str: ...
+    @property
+    def peer_epoch(self) -> int: ...
+
+def adopt_queue_pair(
+    queue_pair: int,
+    send_depth: int,
+    regions: Sequence[MemoryRegion],
+    remote: Sequence[tuple[int, int, int]],
+    batch: int = 32,
+) -> WorkRing: ...
+def make_null_ring(batch: int = 32) -> WorkRing: ...
+def verbs_devices() -> tuple[list[dict[str, Any]], str]: ...
 def header_bytes(num_layers: int) -> int: ...
 def probe_io(backend: IoBackend = ...) -> tuple[str, str]: ...

@@ -1,5 +1,32 @@
-"""The per-engine owner of every byte moved: storage, device copies and links to peers."""
+"""The per-engine owner of every byte moved: storage, device copies and links to peers.
 
-from kvtransfer._core import IoBackend, Ticket, TrafficManager, probe_io
+:class:`TrafficManager` is what an engine uses. Below it, for engines that bring their own control
+channel: :class:`VerbsDomain` (a device with registered regions), :class:`VerbsEndpoint` (queue pairs
+and the blob that describes them) and :class:`WorkRing` (the doorbell-batched ring over one link).
+"""
 
-__all__ = ["IoBackend", "Ticket", "TrafficManager", "probe_io"]
+from kvtransfer._core import (
+    IoBackend,
+    Ticket,
+    TrafficManager,
+    VerbsDomain,
+    VerbsEndpoint,
+    VerbsOptions,
+    WorkRing,
+    make_null_ring,
+    probe_io,
+    verbs_devices,
+)
+
+__all__ = [
+    "IoBackend",
+    "Ticket",
+    "TrafficManager",
+    "VerbsDomain",
+    "VerbsEndpoint",
+    "VerbsOptions",
+    "WorkRing",
+    "make_null_ring",
+    "probe_io",
+    "verbs_devices",
+]

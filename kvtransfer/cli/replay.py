@@ -14,7 +14,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from kvtransfer.errors import InvalidArgument, WorkloadError
+from kvtransfer.errors import InvalidArgument, Unsupported, WorkloadError
 from kvtransfer.workload import TABLE_2, Session, from_trace, generate, read_messages, read_trace
 
 if TYPE_CHECKING:
@@ -46,7 +46,15 @@ def replay(
         Path | None, typer.Option(help="store directory (default: a temporary one)")
     ] = None,
     store_max_mb: Annotated[float, typer.Option(help="byte cap of the store, MB; 0: none")] = 0,
-    transport: Annotated[str, typer.Option(help="shm")] = "shm",
+    transport: Annotated[str, typer.Option(help="shm or verbs")] = "shm",
+    verbs_devices: Annotated[
+        str,
+        typer.Option(help="comma-separated, handed to the engines in turn; default: all active"),
+    ] = "",
+    verbs_queue_pairs: Annotated[int, typer.Option(help="per peer and traffic class")] = 1,
+    copy: Annotated[
+        str, typer.Option(help="how layers are staged: cpu, or nic (loopback queue pair)")
+    ] = "cpu",
     block_tokens: int = 64,
     turns: Annotated[int | None, typer.Option(help="at most so many turns a session")] = None,
     sessions: Annotated[
@@ -89,14 +97,19 @@ def replay(
     for name in paths:
         if name not in ("pe", "de", "auto"):
             raise InvalidArgument(f"--path must be pe, de or auto, got {name!r}")
-    if transport != "shm":
-        raise InvalidArgument(f"--transport must be shm, got {transport!r}")
+    for option, value, known in (
+        ("transport", transport, ("shm", "verbs")),
+        ("copy", copy, ("cpu", "nic")),
+    ):
+        if value not in known:
+            raise InvalidArgument(f"--{option} must be {' or '.join(known)}, got {value!r}")
     _check_positive(
         turns=turns,
         sessions=sessions,
         scale=scale,
         pool_blocks=pool_blocks,
         block_tokens=block_tokens,
+        verbs_queue_pairs=verbs_queue_pairs,
     )
     _check_not_negative(
         storage_mbps=storage_mbps, network_mbps=network_mbps, store_max_mb=store_max_mb
@@ -110,6 +123,10 @@ def replay(
         "store_max_bytes": int(store_max_mb * MEGA),
         "num_prefill": prefill,
         "num_decode": decode,
+        "transport": transport,
+        "copy": copy,
+        "verbs_devices": _devices(verbs_devices) if transport == "verbs" else [],
+        "verbs_queue_pairs": verbs_queue_pairs,
         "storage_read_cap": int(storage_mbps * MEGA),
         "network_cap": int(network_mbps * MEGA),
         "read_parts": read_parts,
@@ -142,6 +159,21 @@ def replay(
         json_file.write_text(json.dumps([_to_json(run) for run in runs]))
     if failed:
         raise typer.Exit(1)
+
+
+def _devices(wanted: str) -> list[str]:
+    """Active devices, or those asked for."""
+    from kvtransfer.transport import verbs_devices
+
+    ports, why = verbs_devices()
+    active = list(dict.fromkeys(p["device"] for p in ports if p["state"] == "active"))
+    if not active:
+        raise Unsupported(f"--transport verbs: {why or 'no device has an active port'}")
+    names = wanted.split(",") if wanted else active
+    for name in names:
+        if name not in active:
+            raise InvalidArgument(f"--verbs-devices: {name!r} is not one of {', '.join(active)}")
+    return names
 
 
 def _check_positive(**options: int | None) -> None:

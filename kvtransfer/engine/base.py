@@ -27,7 +27,7 @@ from kvtransfer.errors import Mismatch
 from kvtransfer.memory import make_pool
 from kvtransfer.models import Arena, load_model, namespace_of
 from kvtransfer.store import BlockStore
-from kvtransfer.transport import TrafficManager
+from kvtransfer.transport import TrafficManager, VerbsOptions
 
 __all__ = ["Engine", "describe_logits", "send"]
 
@@ -91,6 +91,11 @@ class Engine(ABC):
             name=name,
             epoch=self.epoch & (2**63 - 1),
             listen=config.listen_address(name),
+            transport=config.transport,
+            copy=config.copy,
+            verbs=VerbsOptions(
+                device=config.verbs_device(name), queue_pairs=config.verbs_queue_pairs
+            ),
             bytes_per_second={k: v for k, v in caps.items() if v},
             trace=config.trace,
         )
@@ -174,7 +179,8 @@ class Engine(ABC):
     def counters(self) -> dict[str, Any]:
         return {
             "traffic": self.traffic.counters(),
-            "ring": self.traffic.ring_counters(),
+            "ring": {name: self.traffic.ring_counters(name) for name in ("kv", "model")},
+            "nic": self.traffic.hardware_counters(),
             "store": self.store.stats(),
             "pool": {
                 "slots": self.pool.num_slots,

@@ -28,7 +28,10 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_prefill: int = 1
     num_decode: int = 1
     path: Literal["pe", "de", "auto"] = "auto"
-    transport: Literal["shm"] = "shm"
+    transport: Literal["shm", "verbs"] = "shm"
+    copy: Literal["cpu", "nic"] = "cpu"  # of staged layers; nic needs verbs
+    verbs_devices: list[str] = []  # handed to the engines in turn; none: the first active one
+    verbs_queue_pairs: int = 1  # per peer and traffic class
     pool_blocks: int = 256
     prefill_tokens: int = 8192  # of each of the three layer slots on a PE
     decode_tokens: int = 32768  # of a DE's device cache
@@ -58,6 +61,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
             "decode_tokens": (1, 1 << 26),
             "read_parts": (0, 1 << 10),
             "max_attempts": (1, 100),
+            "verbs_queue_pairs": (1, 16),
         }
         for field, (low, high) in bounds.items():
             value = getattr(self, field)
@@ -65,6 +69,8 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidArgument(f"{field} must be {low}..{high}, got {value}")
         if len(self.namespace) != 64:
             raise InvalidArgument("namespace must be the hex of a 32-byte digest")
+        if self.copy == "nic" and self.transport != "verbs":
+            raise InvalidArgument("copy=nic needs transport=verbs")
         if self.deadline_s <= 0 or self.quota_s <= 0:
             raise InvalidArgument("deadline_s and quota_s must be positive")
 
@@ -86,7 +92,14 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
         return f"ipc://@{self.name}/{engine}"
 
     def listen_address(self, engine: str) -> str:
-        return f"{self.name}/{engine}/shm"
+        return f"{self.name}/{engine}/link"
+
+    def verbs_device(self, engine: str) -> str:
+        """The engine's own compute NIC; empty: the first with an active port."""
+        if not self.verbs_devices:
+            return ""
+        order = self.prefill_engines + self.decode_engines
+        return self.verbs_devices[order.index(engine) % len(self.verbs_devices)]
 
     @property
     def prefill_engines(self) -> list[str]:

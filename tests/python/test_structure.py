@@ -34,6 +34,7 @@ PUBLIC = {
     "block_store": "store",
     "link": "transport",
     "work_ring": "transport",
+    "verbs": "transport",
     "layer_stream": "stream",
     "traffic_manager": "traffic",
 }

@@ -25,10 +25,14 @@ constexpr size_t kRegionBytes = 24;
 static_assert(kFixedBytes + kMaxQueuePairs * kQueuePairBytes + kMaxVerbsRegions * kRegionBytes <=
               VerbsEndpoint::kMaxBlobBytes);
 
+// Writes at `to` and moves it on. REQUIRES: the room is there.
+void put_bytes(uint8_t*& to, const void* from, size_t bytes) {
+  memcpy(to, from, bytes);
+  to += bytes;
+}
 template <typename T>
-void put(std::vector<uint8_t>& out, T value) {
-  const auto* bytes = reinterpret_cast<const uint8_t*>(&value);
-  out.insert(out.end(), bytes, bytes + sizeof value);
+void put(uint8_t*& to, T value) {
+  put_bytes(to, &value, sizeof value);
 }
 
 // REQUIRES: sizeof(T) bytes are there.
@@ -53,32 +57,33 @@ std::vector<uint8_t> pack_endpoint(const EndpointInfo& info) {
                 "verbs: an endpoint has 1 to 16 queue pairs, up to 64 regions and a name of less "
                 "than 64 bytes");
   }
-  std::vector<uint8_t> out(kMagic, kMagic + sizeof kMagic);
-  put(out, kEndpointVersion);
-  put(out, uint32_t{0});
-  put(out, uint64_t{0});
-  put(out, info.epoch);
-  out.insert(out.end(), info.gid, info.gid + sizeof info.gid);
-  put(out, info.lid);
-  put(out, static_cast<uint8_t>(info.traffic_class));
-  put(out, info.mtu);
-  put(out, info.rd_atomic);
-  put(out, static_cast<uint8_t>(info.queue_pairs.size()));
-  put(out, static_cast<uint16_t>(info.regions.size()));
-  out.insert(out.end(), info.name.begin(), info.name.end());
-  out.resize(kFixedBytes);
+  std::vector<uint8_t> out(kFixedBytes + info.queue_pairs.size() * kQueuePairBytes +
+                           info.regions.size() * kRegionBytes);
+  uint8_t* to = out.data();
+  put_bytes(to, kMagic, sizeof kMagic);
+  put(to, kEndpointVersion);
+  put(to, static_cast<uint32_t>(out.size()));
+  put(to, uint64_t{0});  // the checksum, below
+  put(to, info.epoch);
+  put_bytes(to, info.gid, sizeof info.gid);
+  put(to, info.lid);
+  put(to, static_cast<uint8_t>(info.traffic_class));
+  put(to, info.mtu);
+  put(to, info.rd_atomic);
+  put(to, static_cast<uint8_t>(info.queue_pairs.size()));
+  put(to, static_cast<uint16_t>(info.regions.size()));
+  memcpy(to, info.name.data(), info.name.size());
+  to += kNameBytes;
   for (const EndpointQueuePair& qp : info.queue_pairs) {
-    put(out, qp.number);
-    put(out, qp.psn);
+    put(to, qp.number);
+    put(to, qp.psn);
   }
   for (const VerbsRegion& region : info.regions) {
-    put(out, region.address);
-    put(out, region.bytes);
-    put(out, region.remote_key);
-    put(out, uint32_t{0});
+    put(to, region.address);
+    put(to, region.bytes);
+    put(to, region.remote_key);
+    put(to, uint32_t{0});
   }
-  const auto bytes = static_cast<uint32_t>(out.size());
-  memcpy(out.data() + 12, &bytes, sizeof bytes);
   const uint64_t sum = checksum(out.data() + kBodyAt, out.size() - kBodyAt);
   memcpy(out.data() + kChecksumAt, &sum, sizeof sum);
   return out;
