@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from types import TracebackType
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import zmq
@@ -31,6 +29,7 @@ from kvtransfer.engine.messages import (
     encode_message,
     pack_tokens,
 )
+from kvtransfer.engine.process import start_process
 from kvtransfer.errors import ClusterError
 
 __all__ = ["Cluster", "new_cluster_name"]
@@ -57,7 +56,7 @@ class Cluster:
         self.config = config
         self.journals: dict[str, Journal] = {}
         self.lost: dict[str, str] = {}
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, BaseProcess] = {}
         self._logs: dict[str, tempfile._TemporaryFileWrapper[bytes]] = {}
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -93,21 +92,13 @@ class Cluster:
     def _spawn(self, role: str) -> None:
         log = tempfile.NamedTemporaryFile(prefix=f"{self.config.name}-{role}-")  # noqa: SIM115
         self._logs[role] = log
-        arguments = [role, msgspec.json.encode(self.config).decode(), str(os.getpid())]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        self._processes[role] = subprocess.Popen(
-            [sys.executable, "-m", "kvtransfer.engine.process", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
+        self._processes[role] = start_process(role, self.config, log.name)
 
     def _wait_started(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             for role, process in self._processes.items():
-                if process.poll() is not None:
+                if process.exitcode is not None:
                     raise ClusterError(f"{role} could not start: {self.describe_exit(role)}")
             if any(isinstance(m, Started) for m in self._receive(POLL_MS)):
                 return
@@ -115,7 +106,7 @@ class Cluster:
 
     def _stop(self) -> None:
         """Asks everyone to end and collects their journals."""
-        if self._processes["scheduler"].poll() is None:
+        if self._processes["scheduler"].exitcode is None:
             self._send(Shutdown())
         deadline = time.monotonic() + STOP_TIMEOUT_S
         while time.monotonic() < deadline and self._alive():
@@ -125,26 +116,25 @@ class Cluster:
 
     def _kill(self) -> None:
         for process in self._processes.values():
-            if process.poll() is None:
+            if process.exitcode is None:
                 process.kill()
         for process in self._processes.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10)
+            process.join(10)
         for log in self._logs.values():
             with contextlib.suppress(OSError):
                 log.close()
         self._context.destroy(linger=0)
 
     def _alive(self) -> list[str]:
-        return [role for role, process in self._processes.items() if process.poll() is None]
+        return [role for role, process in self._processes.items() if process.exitcode is None]
 
     @property
     def pids(self) -> dict[str, int]:
-        return {role: process.pid for role, process in self._processes.items()}
+        return {role: process.pid or 0 for role, process in self._processes.items()}
 
     def describe_exit(self, role: str) -> str:
         """How a process ended, with the last line it said."""
-        code = self._processes[role].poll()
+        code = self._processes[role].exitcode
         how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         said = self.log_of(role).strip().splitlines()
         return f"{how}: {said[-1]}" if said else how
@@ -174,7 +164,7 @@ class Cluster:
 
     def _watch(self) -> None:
         for role, process in self._processes.items():
-            if process.poll() is None or role in self.lost:
+            if process.exitcode is None or role in self.lost:
                 continue
             self.lost[role] = self.describe_exit(role)
             if role == "scheduler":

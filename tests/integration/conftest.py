@@ -15,7 +15,10 @@ def no_leftovers() -> Iterator[None]:
     before = set(glob.glob("/tmp/kvt-*")) | set(glob.glob("/dev/shm/*"))
     yield
     found = subprocess.run(
-        ["pgrep", "-f", r"kvtransfer\.engine\.process"], capture_output=True, text=True, check=False
+        ["pgrep", "--runstates", "R,S,D", "-x", r"kvt-(scheduler|[pd]e[0-9]+)"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert found.stdout == "", "orphan engine processes"
     after = set(glob.glob("/tmp/kvt-*")) | set(glob.glob("/dev/shm/*"))

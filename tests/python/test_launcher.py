@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -87,19 +88,35 @@ class FakeScheduler:
         self._context.destroy(linger=0)
 
 
+class StandIn:
+    """What the launcher needs of a multiprocessing.Process, of any Python code."""
+
+    def __init__(self, code: str, log: str) -> None:
+        with open(log, "ab") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code], stdout=file, stderr=subprocess.STDOUT
+            )
+        self.pid = self._process.pid
+        self.kill = self._process.kill
+
+    @property
+    def exitcode(self) -> int | None:
+        return self._process.poll()
+
+    def join(self, timeout: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
+
+
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """role -> Python code that stands in for its process."""
     codes: dict[str, str] = {}
 
-    def spawn(self: Cluster, role: str) -> None:
-        log = tempfile.NamedTemporaryFile(prefix=f"{self.config.name}-{role}-")  # noqa: SIM115
-        self._logs[role] = log
-        self._processes[role] = subprocess.Popen(
-            [sys.executable, "-c", codes.get(role, LIVE)], stdout=log, stderr=subprocess.STDOUT
-        )
+    def start(role: str, _: ClusterConfig, log: str) -> Any:
+        return StandIn(codes.get(role, LIVE), log)
 
-    monkeypatch.setattr(Cluster, "_spawn", spawn)
+    monkeypatch.setattr(launcher, "start_process", start)
     monkeypatch.setattr(launcher, "STOP_TIMEOUT_S", 0.5)
     return codes
 
@@ -202,35 +219,47 @@ def test_a_dead_scheduler_is_an_error(cast: tuple[ClusterConfig, FakeScheduler])
         list(cluster.results(5))
 
 
-def test_a_child_dies_with_its_parent() -> None:
-    """kill -9 of the launcher leaves no orphan."""
-    child = "from kvtransfer.engine.process import die_with_parent as d; import os, sys, time;"
-    child += "d(int(sys.argv[1])); print(os.getpid(), flush=True); time.sleep(60)"
-    parent = "import os, subprocess, sys, time;"
-    parent += (
-        f"subprocess.Popen([sys.executable, '-c', {child!r}, str(os.getpid())]); time.sleep(60)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE)
+LAUNCH = """
+import sys, time
+from kvtransfer.engine import process
+from kvtransfer.engine.config import ClusterConfig
+
+if __name__ == "__main__":
+    config = ClusterConfig(name="x", store="/tmp/unused", namespace="00" * 32, layer_planes=[[4]])
+    process._context.set_forkserver_preload([])
+    child = process.start_process("scheduler", config, sys.argv[1])
+    print(child.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_child_dies_with_its_launcher(tmp_path: Path) -> None:
+    """kill -9 of the launcher leaves no orphan, neither engines nor the server they fork from."""
+    script, log = tmp_path / "launch.py", tmp_path / "log"
+    script.write_text(LAUNCH)
+    process = subprocess.Popen([sys.executable, str(script), str(log)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     pid = int(process.stdout.readline())
+    server = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    deadline = time.monotonic() + 20
+    while (
+        time.monotonic() < deadline and Path(f"/proc/{pid}/comm").read_text() != "kvt-scheduler\n"
+    ):
+        time.sleep(0.02)
     process.kill()
     process.wait()
     process.stdout.close()
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return
-        state = (
-            Path(f"/proc/{pid}/stat").read_text().split()[2]
-            if Path(f"/proc/{pid}").exists()
-            else "X"
-        )
-        if state in ("Z", "X"):
-            return
-        time.sleep(0.05)
-    raise AssertionError("an orphan")
+    while time.monotonic() < deadline and (_runs(pid) or _runs(server)):
+        time.sleep(0.02)
+    assert not _runs(pid)
+    assert not _runs(server)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_the_configuration_travels_as_json() -> None:
