@@ -7,7 +7,7 @@ SOURCES := $(shell find src include cmake -type f 2>/dev/null) CMakeLists.txt py
 TESTED := $(shell find src include tests/cpp cmake -type f 2>/dev/null) CMakeLists.txt CMakePresets.json
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
 
-.PHONY: replay test test-cpp test-python lint bench wheel smollm2 clean
+.PHONY: replay test test-cpp test-python test-vm lint bench wheel smollm2 clean
 
 # The main job: two agent sessions over one path, then over both. ARGS are passed on.
 replay: $(READY)
@@ -20,6 +20,12 @@ test-cpp: build/dev/.built
 
 test-python: $(READY)
 	$(BIN)/python -m pytest -q
+
+# The tests that need RDMA devices, in a virtual machine with two Soft-RoCE ones. Where that can't be,
+# it says why and skips; with CI set that is a failure.
+test-vm: $(READY) build/dev/.built
+	@why=$$(tests/vm/possible.sh) || { echo "test-vm: skipped: $$why"; test -z "$(CI)"; exit; }; \
+	  tests/vm/run.sh bash tests/vm/suite.sh $(abspath $(BIN))/python
 
 lint: $(READY) build/dev/.built
 	.ci/system-packages lint
@@ -49,7 +55,7 @@ $(READY): $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setting up $(VENV) ..."
 	@$(PIP) torch numpy scikit-build-core pybind11 cython ninja
-	@$(PIP) ruff mypy pytest hypothesis
+	@$(PIP) ruff mypy pytest hypothesis xxhash
 	@$(PIP) --no-build-isolation -e '.[models,plot]'
 	@touch $@
 

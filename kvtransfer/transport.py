@@ -14,6 +14,7 @@ from kvtransfer._core import (
     VerbsOptions,
     WorkRing,
     make_null_ring,
+    make_shm_ring,
     probe_io,
     verbs_devices,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "VerbsOptions",
     "WorkRing",
     "make_null_ring",
+    "make_shm_ring",
     "probe_io",
     "verbs_devices",
 ]

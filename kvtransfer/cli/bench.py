@@ -13,14 +13,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from kvtransfer.cli import bench_ring
+
 app = typer.Typer(
     help="Benchmarks; every row names its unit and its limit or peer.", no_args_is_help=True
 )
 
 
-@app.callback()
-def _group() -> None:
-    """Keeps ``bench`` a group while it has one member."""
+app.command("ring")(bench_ring.ring)
 
 
 @app.command()

@@ -140,9 +140,12 @@ def replay(
     _check_early(options, files or [])
     console = Console()
 
+    from kvtransfer.engine.process import prepare_processes
+
+    prepare_processes()
     from kvtransfer.models import load_model, namespace_of
 
-    loaded = load_model(model, dtype, tokenizer=model != "tiny")
+    loaded = load_model(model, dtype)
     work = _read_work(files or [], loaded, turns, sessions, scale, seed)
     options |= _sizes(work, block_tokens, pool_blocks)
     options["namespace"] = namespace_of(loaded, block_tokens).digest().hex()
@@ -240,9 +243,10 @@ def _is_messages(file: Path) -> bool:
 def _encoder(model: Model) -> Any:
     from kvtransfer.workload.messages import byte_tokens
 
-    if model.tokenizer is None:
+    tokenizer = model.tokenizer()
+    if tokenizer is None:
         return byte_tokens
-    return lambda text: model.tokenizer.encode(text, add_special_tokens=False)
+    return lambda text: tokenizer.encode(text, add_special_tokens=False)
 
 
 def _sizes(work: list[Session], block_tokens: int, pool_blocks: int | None) -> dict[str, int]:

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from unittest import mock
 
@@ -23,15 +24,21 @@ import msgspec
 from kvtransfer.engine.config import ClusterConfig
 from kvtransfer.errors import KVTransferError
 
-__all__ = ["start_process"]
+__all__ = ["prepare_processes", "start_process"]
 
 PR_SET_NAME = 15
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
+forkserver.set_forkserver_preload(
     [f"kvtransfer.engine.{name}" for name in ("decode", "prefill", "scheduler_process")]
 )
+
+
+def prepare_processes() -> None:
+    """Starts the server, should it not run yet; it imports while the caller goes on."""
+    with mock.patch.dict(os.environ, ENVIRONMENT):
+        forkserver.ensure_running()
 
 
 def start_process(role: str, config: ClusterConfig, log: str) -> BaseProcess:
@@ -39,8 +46,8 @@ def start_process(role: str, config: ClusterConfig, log: str) -> BaseProcess:
     process = _context.Process(
         target=_main, args=(role, msgspec.json.encode(config), log), name=role, daemon=True
     )
-    with mock.patch.dict(os.environ, ENVIRONMENT):  # for the server, should this start it
-        process.start()
+    prepare_processes()
+    process.start()
     return process
 
 

@@ -68,7 +68,7 @@ def verify_replay(run: ReplayRun) -> VerifyReport:
     torch.set_num_threads(1)  # as the engines: thread counts change summation orders
     report = VerifyReport()
     _check_hits(run, report)
-    model = load_model(run.config.model, run.config.dtype, tokenizer=run.config.model != "tiny")
+    model = load_model(run.config.model, run.config.dtype)
     model.use_attention(ATTENTION_NAME)
     _check_same_splits(run, model, report)
     model.use_attention("sdpa")

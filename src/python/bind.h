@@ -72,8 +72,12 @@ inline int64_t deadline_from(double timeout_s) {
 
 // A link and its ring, as Python holds them.
 struct LinkRing {
-  LinkRing(std::unique_ptr<Link> link_in, uint32_t batch_in)
-      : link(std::move(link_in)), batch(batch_in), ring(*link, {.batch = batch_in}) {}
+  LinkRing(std::unique_ptr<Link> link_in, uint32_t batch_in, py::object owner_in = py::object())
+      : owner(std::move(owner_in)),
+        link(std::move(link_in)),
+        batch(batch_in),
+        ring(*link, {.batch = batch_in}) {}
+  py::object owner;  // what must outlive the link, if Python has it
   std::unique_ptr<Link> link;
   uint32_t batch;
   WorkRing ring;

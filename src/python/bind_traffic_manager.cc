@@ -261,7 +261,8 @@ void bind_traffic_manager(py::module_& m) {
                       const std::string& name, uint64_t epoch, const std::string& listen,
                       const std::string& transport, const std::string& copy,
                       const VerbsOptions& verbs, IoBackend io_backend, uint32_t io_depth,
-                      const std::map<std::string, uint64_t>& bytes_per_second, bool trace) {
+                      const std::map<std::string, uint64_t>& bytes_per_second, bool trace,
+                      uint32_t spin_us) {
             TrafficOptions options;
             options.name = name;
             options.epoch = epoch;
@@ -272,6 +273,7 @@ void bind_traffic_manager(py::module_& m) {
             options.io.backend = io_backend;
             options.io.depth = io_depth;
             options.trace = trace;
+            options.spin_us = spin_us;
             for (const auto& [kind, rate] : bytes_per_second) {
               options.bytes_per_second[static_cast<size_t>(kind_from(kind))] = rate;
             }
@@ -283,7 +285,8 @@ void bind_traffic_manager(py::module_& m) {
           py::arg("name") = "engine", py::arg("epoch") = 0, py::arg("listen") = "",
           py::arg("transport") = "shm", py::arg("copy") = "cpu", py::arg("verbs") = VerbsOptions{},
           py::arg("io_backend") = IoBackend::kAuto, py::arg("io_depth") = 64,
-          py::arg("bytes_per_second") = std::map<std::string, uint64_t>{}, py::arg("trace") = false)
+          py::arg("bytes_per_second") = std::map<std::string, uint64_t>{}, py::arg("trace") = false,
+          py::arg("spin_us") = TrafficOptions{}.spin_us)
       .def("make_stream", &TrafficManager::make_stream, py::arg("expected") = 1)
       .def("open_receive", &TrafficManager::open_receive, py::arg("stream"))
       .def("close_receive", &TrafficManager::close_receive, py::arg("tag"))

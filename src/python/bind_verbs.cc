@@ -165,7 +165,8 @@ void bind_verbs(py::module_& m) {
       "adopt_queue_pair",
       [](uintptr_t queue_pair, uint32_t send_depth,
          std::vector<std::shared_ptr<MemoryRegion>> regions,
-         const std::vector<std::tuple<uint64_t, uint64_t, uint32_t>>& remote, uint32_t batch) {
+         const std::vector<std::tuple<uint64_t, uint64_t, uint32_t>>& remote, uint32_t batch,
+         py::object owner) {
         AdoptedQueuePair adopted;
         adopted.queue_pair = reinterpret_cast<void*>(queue_pair);
         adopted.send_depth = send_depth;
@@ -173,11 +174,13 @@ void bind_verbs(py::module_& m) {
         for (const auto& [address, bytes, key] : remote) {
           adopted.remote.push_back({address, bytes, 0, key});
         }
-        return std::make_unique<LinkRing>(adopt_queue_pair(std::move(adopted)), batch);
+        return std::make_unique<LinkRing>(adopt_queue_pair(std::move(adopted)), batch,
+                                          std::move(owner));
       },
       py::arg("queue_pair"), py::arg("send_depth"), py::arg("regions"), py::arg("remote"),
-      py::arg("batch") = WorkRingOptions{}.batch,
-      "A ring over an ibv_qp* that somebody else connected; `remote` is [(address, bytes, key)].");
+      py::arg("batch") = WorkRingOptions{}.batch, py::arg("owner") = py::none(),
+      "A ring over an ibv_qp* that somebody else connected; `remote` is [(address, bytes, key)]; "
+      "`owner` is kept alive.");
 }
 
 }  // namespace kvtransfer::python

@@ -1,7 +1,9 @@
 #include "bind.h"
 #include "transport/null_link.h"
+#include "transport/peer_listener.h"
 
 #include <poll.h>
+#include <unistd.h>
 
 namespace kvtransfer::python {
 
@@ -129,6 +131,31 @@ py::tuple drive(LinkRing& self, const Array<WorkRequestRow>& rows, uint64_t coun
   return py::make_tuple(posting * 1e-9, total * 1e-9, to_array(batches));
 }
 
+// Both ends of a shm link in this process, and a region on each side.
+struct ShmLoop {
+  explicit ShmLoop(size_t bytes)
+      : here(std::make_shared<MemoryRegion>(bytes, RegionKind::kShared)),
+        there(std::make_shared<MemoryRegion>(bytes, RegionKind::kShared)),
+        far(make_shm_listener(address("far"), {"far", 1, {there}}, {there}, [] {})),
+        near(make_shm_listener(address("near"), {"near", 1, {here}}, {here}, [] {})),
+        links(near->connect(far->address(), deadline_from(5.0))) {}
+  std::string address(const char* end) const {
+    return "kvt-ring-" + std::to_string(getpid()) + "-" +
+           std::to_string(reinterpret_cast<uintptr_t>(this)) + "-" + end;
+  }
+  std::shared_ptr<MemoryRegion> here, there;
+  std::unique_ptr<PeerListener> far, near;
+  PeerLinks links;
+};
+
+std::unique_ptr<LinkRing> make_shm_ring(size_t num_bytes, uint32_t batch) {
+  auto loop = std::make_shared<ShmLoop>(num_bytes);
+  auto link = std::move(loop->links.front());
+  py::capsule owner(new std::shared_ptr<ShmLoop>(std::move(loop)),
+                    [](void* held) { delete static_cast<std::shared_ptr<ShmLoop>*>(held); });
+  return std::make_unique<LinkRing>(std::move(link), batch, std::move(owner));
+}
+
 }  // namespace
 
 void bind_work_ring(py::module_& m) {
@@ -168,6 +195,9 @@ void bind_work_ring(py::module_& m) {
       [](uint32_t batch) { return std::make_unique<LinkRing>(make_null_link(), batch); },
       py::arg("batch") = WorkRingOptions{}.batch,
       "A ring over a link that moves nothing and completes at once: the ring's own cost.");
+  m.def("make_shm_ring", &make_shm_ring, py::arg("num_bytes"),
+        py::arg("batch") = WorkRingOptions{}.batch,
+        "A ring over a shm link between two regions of this process.");
 }
 
 }  // namespace kvtransfer::python

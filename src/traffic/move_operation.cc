@@ -82,9 +82,8 @@ class MoveOperation final : public Operation {
   }
 
   WorkRing* find_ring(Progress& progress) const noexcept {
-    return kind_ == MoveKind::kStage
-               ? progress.peers->ring(*progress.copy_peer, TrafficClass::kKv)
-               : progress.peers->ring(spec_.peer, spec_.traffic_class);
+    return kind_ == MoveKind::kStage ? progress.peers->ring(*progress.copy_peer, TrafficClass::kKv)
+                                     : progress.peers->ring(spec_.peer, spec_.traffic_class);
   }
 
   bool use_ring(Progress& progress) noexcept {
@@ -175,9 +174,7 @@ class MoveOperation final : public Operation {
     return request;
   }
 
-  bool tells_peer() const noexcept {
-    return kind_ == MoveKind::kPush || kind_ == MoveKind::kServe;
-  }
+  bool tells_peer() const noexcept { return kind_ == MoveKind::kPush || kind_ == MoveKind::kServe; }
 
   WorkRequest immediate_request(uint32_t layer) const noexcept {
     WorkRequest request;

@@ -156,6 +156,16 @@ void Peers::append_event_fds(std::vector<int>& out) const {
   }
 }
 
+bool Peers::has_work_in_flight() const noexcept {
+  const std::lock_guard lock(mutex_);
+  for (const Peer& peer : peers_) {
+    for (const Channel& channel : peer.channels) {
+      if (channel.ring->outstanding() > 0) return true;
+    }
+  }
+  return false;
+}
+
 bool Peers::draining() const noexcept {
   const std::lock_guard lock(mutex_);
   for (const Peer& peer : peers_) {

@@ -63,6 +63,8 @@ class Peers {
   void append_event_fds(std::vector<int>& out) const;
   // Before sleeping on those descriptors. False: something is there already.
   bool arm() noexcept;
+  // Requests of ours are on their way over a link.
+  bool has_work_in_flight() const noexcept;
   // Some link has failed and is not quiet yet: look again soon.
   bool draining() const noexcept;
 

@@ -8,6 +8,7 @@
 #include <list>
 #include <thread>
 
+#include "base/adaptive_spin.h"
 #include "base/bounded_queue.h"
 #include "traffic/operation.h"
 #include "transport/peer_listener.h"
@@ -62,6 +63,7 @@ struct TrafficManager::State {
   // Progress thread only.
   Progress progress;
   std::list<std::unique_ptr<Operation>> operations;  // in order of submission
+  AdaptiveSpin spin;
   std::vector<int> event_fds;
   std::vector<pollfd> waiting;
   std::thread thread;
@@ -75,7 +77,8 @@ TrafficManager::State::State(std::shared_ptr<BlockStore> store_in,
       pool(std::move(pool_in)),
       device(std::move(device_in)),
       layout(layout_in),
-      stats(options.trace) {
+      stats(options.trace),
+      spin(static_cast<int64_t>(options.spin_us) * 1000) {
   if (!pool) throw Error(ErrorCode::kInvalidArgument, "TrafficManager: needs a pool");
   if (store && !(store->layout() == layout)) {
     throw Error(ErrorCode::kMismatch, "TrafficManager: the store's layout is " +
@@ -158,7 +161,12 @@ void TrafficManager::State::run() noexcept {
     moved |= step_operations();
     io->submit();
     moved |= ring_doorbells();
-    if (!moved) sleep();
+    if (moved) {
+      spin.found();
+    } else if (!peers.has_work_in_flight() || !spin.keep_looking(progress.now_ns)) {
+      sleep();
+      spin.slept(now_ns() - progress.now_ns);
+    }
   }
   stop_all();
 }

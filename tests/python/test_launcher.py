@@ -226,7 +226,7 @@ from kvtransfer.engine.config import ClusterConfig
 
 if __name__ == "__main__":
     config = ClusterConfig(name="x", store="/tmp/unused", namespace="00" * 32, layer_planes=[[4]])
-    process._context.set_forkserver_preload([])
+    process.forkserver.set_forkserver_preload([])
     child = process.start_process("scheduler", config, sys.argv[1])
     print(child.pid, flush=True)
     time.sleep(60)

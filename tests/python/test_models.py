@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvtransfer.engine.sequences import ResidentSequence
 from kvtransfer.errors import InvalidArgument, ModelError
@@ -98,6 +101,23 @@ def test_unknown_models_and_dtypes_are_errors() -> None:
         load_model("tiny", "int4")
     with pytest.raises(ModelError, match="no model"):
         load_model("/proc/self")
+
+
+def test_a_local_folder_without_a_tokenizer_serves_ids_and_refuses_text(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    model = load_model(str(tmp_path))
+    assert (model.num_layers, model.num_heads, model.vocab_size) == (2, 1, 64)
+    with pytest.raises(ModelError, match="holds no tokenizer"):
+        model.tokenizer()
+    assert load_model("tiny").tokenizer() is None
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 300)), max_size=60))

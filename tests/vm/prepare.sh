@@ -9,7 +9,7 @@ dir=${KVT_VM_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/kvtransfer/vm}
 mkdir -p "$dir"
 
 # `rdma-core` would bring udev and upgrade systemd; these don't.
-packages=(qemu-system-x86 busybox-static kmod cpio xz-utils ibverbs-providers ibverbs-utils perftest iproute2 strace libpython3.11)
+packages=(qemu-system-x86 busybox-static kmod cpio xz-utils ibverbs-providers ibverbs-utils perftest iproute2 strace librdmacm1 libpython3.11)
 missing=()
 for package in "${packages[@]}"; do
   dpkg-query -W -f '${Status}' "$package" 2> /dev/null | grep -q 'ok installed' || missing+=("$package")
@@ -17,6 +17,13 @@ done
 if [ ${#missing[@]} -gt 0 ]; then
   apt-get update -qq
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" > /dev/null
+fi
+
+# pyverbs without its dependency on the system's Python packages; for the tests alone.
+if [ ! -d "$dir/pyverbs" ]; then
+  scratch=$(mktemp -d)
+  (cd "$scratch" && apt-get download -qq -o APT::Sandbox::User=root python3-pyverbs && dpkg -x ./*.deb pyverbs)
+  mv "$scratch/pyverbs" "$dir/pyverbs" && rm -rf "$scratch"
 fi
 
 # The newest kernel image by its dependency of the meta package; the -cloud- flavour has no rxe.

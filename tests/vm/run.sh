@@ -11,7 +11,7 @@ trap 'kill "$files" 2> /dev/null; rm -rf "$exchange" "$exchange.sock" "$exchange
 cp "$KVT_VM_DIR/kernel-root" "$exchange/"
 {
   printf 'cd %q || exit 125\n' "$PWD"
-  printf 'export PATH=%q HOME=%q LANG=C.UTF-8 TMPDIR=/tmp CI=%q KVT_IN_VM=1\n' "$PATH" "$HOME" "${CI:-}"
+  printf 'export PATH=%q HOME=%q LANG=C.UTF-8 TMPDIR=/tmp CI=%q KVT_IN_VM=1 KVT_VM_DIR=%q\n' "$PATH" "$HOME" "${CI:-}" "$KVT_VM_DIR"
   printf '. %q\n' "$here/network.sh"
   printf '%q ' "$@"
   echo

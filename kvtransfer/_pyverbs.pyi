@@ -1,0 +1,3 @@
+from typing import Any
+
+def queue_pair(qp: Any, base: type, number: int, kind: int) -> int: ...
