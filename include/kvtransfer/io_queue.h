@@ -79,6 +79,8 @@ class IoQueue {
   virtual uint32_t in_flight() const noexcept = 0;
   virtual uint32_t depth() const noexcept = 0;
   virtual std::string_view backend() const noexcept = 0;
+  // What of the better kernels it uses, e.g. "single_issuer defer_taskrun"; for people.
+  virtual std::string features() const { return {}; }
   // True when all of `buffers` are registered with the kernel.
   virtual bool buffers_registered() const noexcept = 0;
 

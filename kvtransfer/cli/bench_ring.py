@@ -133,15 +133,22 @@ def _measure(row: Row, seconds: float, devices: tuple[str, str]) -> None:
     requests["local_offset"] = requests["remote_offset"] = offsets
     requests["length"] = row.num_bytes
     window = WINDOW - WINDOW % row.batch
-    _, elapsed, _ = ring.drive(requests, 2 * window, window)  # warm, and how many are enough
-    count = max(int(2 * window * seconds / max(elapsed, 1e-9)), 2 * window)
-    count -= count % row.batch
+    warm = max(2 * row.batch, 16)
+    _, elapsed, _ = ring.drive(requests, warm, window)  # tells how many are enough
+    count = max(int(warm * seconds / max(elapsed, 1e-9)), row.batch)
+    count = _peer_requests(row) if row.transport == "verbs" else count - count % row.batch
     before = ring.counters
     _, elapsed, per_batch = ring.drive(requests, count, window)
     after = ring.counters
     row.post_ns += per_batch.tolist()[:2000]
     row.gb_per_s.append(count * row.num_bytes / elapsed / 1e9)
     row.doorbells_per_request = (after["doorbells"] - before["doorbells"]) / count
+
+
+def _peer_requests(row: Row) -> int:
+    """Of a measurement beside perftest, which counts requests and not seconds."""
+    count = max(int(128e6 // row.num_bytes), 4 * row.batch)
+    return count - count % row.batch
 
 
 def _measure_limit(row: Row, seconds: float, devices: tuple[str, str]) -> None:
@@ -170,8 +177,7 @@ def _memcpy(num_bytes: int, seconds: float) -> float:
 
 def _ib_write_bw(row: Row, devices: tuple[str, str]) -> float:
     """perftest on the same two devices, in two processes of its own."""
-    count = max(int(64e6 // row.num_bytes), 4 * row.batch)
-    count = max(count - count % row.batch, row.batch)
+    count = _peer_requests(row)
     common = ["-s", str(row.num_bytes), "-n", str(count), "-t", str(WINDOW), "-l", str(row.batch)]
     common += ["-F", "-x", "1", "-m", "4096", "--report_gbits", "-q", "1", "-p", "18600"]
     server, client_side = (["ib_write_bw", "-d", name, *common] for name in devices[::-1])

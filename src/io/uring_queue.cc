@@ -24,6 +24,12 @@ constexpr unsigned kWantedFlags[] = {
     IORING_SETUP_COOP_TASKRUN,                                // 5.19
     IORING_SETUP_SUBMIT_ALL,                                  // 5.18
 };
+constexpr std::pair<unsigned, const char*> kFlagNames[] = {
+    {IORING_SETUP_SINGLE_ISSUER, "single_issuer"},
+    {IORING_SETUP_DEFER_TASKRUN, "defer_taskrun"},
+    {IORING_SETUP_COOP_TASKRUN, "coop_taskrun"},
+    {IORING_SETUP_SUBMIT_ALL, "submit_all"},
+};
 // The kernel pins at most this much per registered buffer.
 constexpr size_t kMaxRegisteredBytes = size_t{1} << 30;
 
@@ -51,7 +57,8 @@ std::string denied_text(int rc) {
 
 class UringQueue final : public IoQueue {
  public:
-  UringQueue(io_uring ring, unsigned flags, uint32_t depth) : ring_(ring), slots_(depth) {
+  UringQueue(io_uring ring, unsigned flags, uint32_t depth)
+      : ring_(ring), flags_(flags), slots_(depth) {
     // Polling the ring's own descriptor misses completions of deferred task work: they are posted
     // only when this thread enters the kernel. The registered eventfd is rung when such work is
     // added.
@@ -68,6 +75,16 @@ class UringQueue final : public IoQueue {
       poll(ignored);
     }
     io_uring_queue_exit(&ring_);
+  }
+
+  std::string features() const override {
+    std::string text;
+    for (const auto& [flag, name] : kFlagNames) {
+      if ((flags_ & flag) == 0) continue;
+      if (!text.empty()) text += ' ';
+      text += name;
+    }
+    return text;
   }
 
   void register_buffers(std::span<const IoBuffer> buffers) {
@@ -206,6 +223,7 @@ class UringQueue final : public IoQueue {
   }
 
   io_uring ring_;
+  const unsigned flags_;
   Fd event_{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   IoSlots slots_;
   std::vector<iovec> registered_;

@@ -17,6 +17,12 @@ void bind_io_queue(py::module_& m) {
       },
       py::arg("backend") = IoBackend::kAuto,
       "(backend that would run, why not the better one or '').");
+  m.def(
+      "io_features",
+      [](IoBackend backend) {
+        return IoQueue::create({.backend = backend, .depth = 4})->features();
+      },
+      py::arg("backend") = IoBackend::kAuto, "What of newer kernels that backend uses.");
 }
 
 }  // namespace kvtransfer::python
