@@ -79,8 +79,8 @@ struct TrafficOptions {
   Transport transport = Transport::kShm;
   CopyBackend copy = CopyBackend::kCpu;
   VerbsOptions verbs;  // kVerbs only
-  // At most so long the progress thread looks again before it sleeps while requests are in flight on
-  // a link; it does so only while that pays (docs/tuning.md). 0: never.
+  // At most so long the progress thread looks again before it sleeps while requests are in flight
+  // on a link; it does so only while that pays (docs/tuning.md). 0: never.
   uint32_t spin_us = 20;
   IoOptions io;
   std::array<uint64_t, kNumTrafficKinds> bytes_per_second = {};  // 0: no cap

@@ -72,7 +72,7 @@ std::vector<uint8_t> pack_endpoint(const EndpointInfo& info) {
   put(to, info.rd_atomic);
   put(to, static_cast<uint8_t>(info.queue_pairs.size()));
   put(to, static_cast<uint16_t>(info.regions.size()));
-  memcpy(to, info.name.data(), info.name.size());
+  std::copy(info.name.begin(), info.name.end(), to);  // zeros follow
   to += kNameBytes;
   for (const EndpointQueuePair& qp : info.queue_pairs) {
     put(to, qp.number);

@@ -34,6 +34,7 @@ std::vector<std::unique_ptr<Link>> verbs_handshake(VerbsDomain& domain, const st
     control_send(socket, blob.data(), blob.size(), deadline_ns);
   }
   std::vector<std::unique_ptr<Link>> links;
+  links.reserve(endpoints.size());
   for (auto& endpoint : endpoints) {
     links.push_back(endpoint->connect(receive_blob(socket, deadline_ns)));
   }
