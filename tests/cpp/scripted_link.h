@@ -20,6 +20,9 @@ class ScriptedLink final : public Link {
   std::vector<WorkRequest> accepted;  // not completed yet
   std::deque<uint32_t> immediates;    // for the next poll_immediates()
   bool drain_allowed = true;
+  bool quiet = true;  // the answer of arm()
+  size_t armed = 0;
+  LinkAttributes told;
 
   // Completes the first `count` accepted requests as hardware would: signalled ones say so.
   void complete(size_t count) {
@@ -77,6 +80,11 @@ class ScriptedLink final : public Link {
   bool failed() const noexcept override { return failed_; }
   bool drained() const noexcept override { return failed_ && ready_.empty() && drain_allowed; }
   int event_fd() const noexcept override { return -1; }
+  bool arm() noexcept override {
+    ++armed;
+    return quiet;
+  }
+  LinkAttributes attributes() const override { return told; }
 
   size_t outstanding_peak = 0;
 

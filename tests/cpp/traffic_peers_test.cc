@@ -18,6 +18,9 @@ struct Case {
   PostMethod post_method;
   uint32_t queue_pairs;
 };
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name;
+}
 
 class TrafficPeersTest : public ::testing::TestWithParam<Case> {
  protected:

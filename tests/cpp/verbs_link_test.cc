@@ -17,6 +17,9 @@ struct Shape {
   PostMethod method;
   uint32_t queue_pairs;
 };
+void PrintTo(const Shape& shape, std::ostream* out) {
+  *out << shape.name;
+}
 
 class VerbsLinkTest : public ::testing::TestWithParam<Shape> {
  protected:
