@@ -1,5 +1,6 @@
 // What can go wrong with a queue pair, and that it ends with one root cause, nothing delivered
 // wrongly, everything retired and all memory given back.
+#include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -21,6 +22,12 @@ using namespace testing;  // NOLINT: test vocabulary
 // Changes the machine's devices; only where that can't hurt.
 bool command(const std::string& text) {
   return system((text + " > /dev/null 2>&1").c_str()) == 0;
+}
+
+// Packets to the peer go to nobody, as if its machine had lost power; or find it again.
+bool silence(bool silent) {
+  return command(std::string("ip neigh replace 10.77.0.2 lladdr 02:00:00:77:00:") +
+                 (silent ? "99" : "02") + " dev v0 nud permanent");
 }
 
 class VerbsFaultTest : public ::testing::Test {
@@ -187,6 +194,75 @@ TEST_F(VerbsFaultTest, TakingALinkDownFlushesWhatIsOutstandingAndDrains) {
       EXPECT_EQ(pair.ring->failure().code, ErrorCode::kTimeout) << "the caller's reason stays";
     }
   }
+}
+
+// Straight on the link, without the ring that knows the depth: the device itself refuses.
+TEST_F(VerbsFaultTest, AFullSendQueueIsBackPressureAndPostingGoesOnAtTheRefusedRequest) {
+  for (const PostMethod method : {PostMethod::kPostSend, PostMethod::kWorkRequestApi}) {
+    VerbsOptions options = quick(0);
+    options.post_method = method;
+    options.send_depth = 8;
+    options.timeout = 16;
+    VerbsPair pair(options, quick(1));
+    fill_random(pair.here->data(), pair.here->bytes(), 4);
+    ASSERT_TRUE(silence(true));  // nothing completes until the queue is full
+    constexpr uint64_t kCount = 256, kPiece = 4096;
+    uint64_t accepted = 0, completed = 0, refusals = 0;
+    const int64_t deadline = in_seconds(20);
+    while (completed < kCount && now_ns() < deadline) {
+      std::vector<WorkRequest> list;
+      for (uint64_t i = accepted; i < std::min(accepted + 8, kCount); ++i) {
+        list.push_back(VerbsPair::request(LinkOp::kWrite, i * kPiece, i * kPiece, kPiece));
+        list.back().wr_id = i;
+        list.back().signalled = true;
+      }
+      const PostResult result = pair.a->post(list);
+      ASSERT_LE(result.accepted, list.size());
+      ASSERT_TRUE(result.error == 0 || result.error == ENOMEM) << result.error;
+      if (result.error == ENOMEM && refusals++ == 0) {
+        ASSERT_TRUE(silence(false));
+      }
+      accepted += result.accepted;
+      if (result.error == 0 && accepted < kCount) continue;  // until it is full
+      WorkCompletion out[16];
+      const size_t n = pair.a->poll(out);
+      for (size_t i = 0; i < n; ++i, ++completed) {
+        ASSERT_EQ(out[i].status, WorkStatus::kSuccess);
+        ASSERT_EQ(out[i].wr_id, completed) << "none twice, none left out";
+      }
+    }
+    EXPECT_EQ(completed, kCount);
+    EXPECT_GT(refusals, 0u) << "this device never said that it is full";
+    EXPECT_EQ(std::memcmp(pair.here->data(), pair.there->data(), kCount * kPiece), 0);
+  }
+}
+
+TEST_F(VerbsFaultTest, ADeadlineOnASilentLinkIsATypedTimeoutAndGivesTheSlotsBack) {
+  TrafficOptions options;
+  options.transport = Transport::kVerbs;
+  options.verbs = quick(0);
+  options.verbs.timeout = 20;  // the device itself would try for half a minute
+  Engine pe("silent-pe", kLayers, nullptr, options);
+  options.verbs.device = quick(1).device;
+  Engine de("silent-de", kLayers, nullptr, options);
+  const PeerId peer = pe.manager->connect(address_of("silent-de"), in_seconds(10));
+  ASSERT_TRUE(silence(true));
+  const auto slots = acquire(*pe.pool, 4);
+  MoveSpec push = pe.move(std::vector<uint64_t>(kBlocks, 4096));
+  push.peer = peer;
+  push.slots = slots;
+  push.into = pe.manager->make_stream(1);
+  push.deadline_ns = in_seconds(0.4);
+  const auto ticket = pe.manager->push(push);
+  for (const uint32_t slot : slots) pe.pool->release(slot);
+  EXPECT_EQ(pe.pool->available(), pe.pool->num_slots() - 4) << "the transfer still holds them";
+  EXPECT_TRUE(ticket->wait(push.deadline_ns + 1'000'000'000));
+  EXPECT_EQ(ticket->outcome().code, ErrorCode::kTimeout) << ticket->outcome().text;
+  EXPECT_NE(ticket->outcome().text.find("silent-de"), std::string::npos);
+  EXPECT_EQ(push.into->failure().code, ErrorCode::kTimeout);
+  EXPECT_EQ(pe.pool->available(), pe.pool->num_slots());
+  EXPECT_FALSE(pe.manager->peer_alive(peer)) << "only a link that is down is known to be quiet";
+  ASSERT_TRUE(silence(false));
 }
 
 // A peer process that dies in the middle, with the control socket as the witness.

@@ -150,6 +150,19 @@ TEST_P(VerbsLinkTest, AnImmediateWakesAPeerThatSleepsOnItsDescriptor) {
   EXPECT_EQ(got.load(), 5);
 }
 
+TEST_P(VerbsLinkTest, AnEmptyListIsNoPost) {
+  VerbsPair pair(options(0), options(1));
+  WorkRequest first = VerbsPair::request(LinkOp::kWrite, 0, 0, 64);
+  first.signalled = true;
+  ASSERT_EQ(pair.a->post({&first, 1}).accepted, 1u);
+  EXPECT_EQ(pair.a->post({}).accepted, 0u);
+  EXPECT_EQ(pair.a->post({}).error, 0);
+  size_t completions = 0;
+  WorkCompletion out[8];
+  for (const int64_t stop = in_seconds(0.2); now_ns() < stop;) completions += pair.a->poll(out);
+  EXPECT_EQ(completions, 1u);
+}
+
 TEST_P(VerbsLinkTest, ManyImmediatesNeverRunOutOfReceives) {
   VerbsOptions few = options(1);
   few.receive_depth = 64;

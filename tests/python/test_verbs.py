@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,6 +86,32 @@ def test_without_a_device_there_is_a_reason_and_opening_is_unsupported() -> None
 def test_a_manager_that_is_to_use_verbs_does_not_fall_back() -> None:
     with pytest.raises(Unsupported):
         manager(transport="verbs")
+
+
+LIBRARY = Path("/usr/lib/x86_64-linux-gnu/libibverbs.so.1")
+WITHOUT = """
+import kvtransfer
+from kvtransfer.errors import Unsupported
+from kvtransfer.transport import make_shm_ring, verbs_devices
+ports, why = verbs_devices()
+assert ports == [] and "libibverbs" in why, why
+assert make_shm_ring(4096).peer == "far"
+print("works without")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="hides the library in a mount namespace: needs root")
+def test_the_package_works_on_a_machine_without_libibverbs(tmp_path: Path) -> None:
+    hide = f"mount --bind {tmp_path}/empty {LIBRARY} && " if LIBRARY.exists() else ""
+    (tmp_path / "empty").touch()
+    script = f'{hide}exec "$0" -c "$1"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, sys.executable, WITHOUT],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "works without\n", done.stderr
 
 
 def test_unknown_transports_and_copies_are_refused_with_what_there_is() -> None:

@@ -57,6 +57,7 @@ QueuePair::QueuePair(QueuePair&& other) noexcept
 PostResult QueuePair::post(std::span<const WorkRequest> list, const RegionTable& local,
                            std::span<const VerbsRegion> remote) noexcept {
   if (qp_ == nullptr) return {0, ECONNRESET};
+  if (list.empty()) return {};  // a chain always has a first request
   list = list.first(std::min(list.size(), requests_.size()));
   return extended_ != nullptr ? post_work_requests(list, local, remote)
                               : post_chain(list, local, remote);
@@ -113,7 +114,8 @@ PostResult QueuePair::post_work_requests(std::span<const WorkRequest> list,
       extended_->wr_set_sge_list(extended_, 0, nullptr);
     }
   }
-  const int error = extended_->wr_complete(extended_);  // all or nothing
+  int error = extended_->wr_complete(extended_);  // all or nothing
+  if (error == ENOSPC) error = ENOMEM;            // Soft-RoCE's word for a full queue
   return {error == 0 ? list.size() : 0, error};
 }
 
