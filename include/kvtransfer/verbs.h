@@ -40,7 +40,8 @@ struct VerbsPort {
   std::vector<VerbsGid> gids;
 };
 
-// Every port of every device that can be opened. When empty, `why` says what stands in the way.
+// Every port of every device that can be opened, by name. When empty, `why` says what stands in the
+// way.
 std::vector<VerbsPort> verbs_devices(std::string* why = nullptr);
 
 // Which of the two posting interfaces of libibverbs carries a list of work requests.

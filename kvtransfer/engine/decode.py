@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import zmq
 
 from kvtransfer.engine.base import Engine, describe_logits, send
@@ -21,7 +19,6 @@ from kvtransfer.engine.messages import (
     EngineLost,
     Finished,
     GaveUp,
-    LogitsInfo,
     Message,
     PeerHello,
     PrefillDone,
@@ -31,56 +28,13 @@ from kvtransfer.engine.messages import (
     pack_tokens,
     unpack_tokens,
 )
+from kvtransfer.engine.persist import NO_SLOTS, DecodeRequest, Persister
 from kvtransfer.engine.sequences import ResidentSequence
 from kvtransfer.keys import chain_keys
-from kvtransfer.models import ArenaSpan, SequenceSlice
+from kvtransfer.models import SequenceSlice
 from kvtransfer.stream import LayerStream
-from kvtransfer.transport import Ticket
 
 __all__ = ["DecodeEngine"]
-
-NO_SLOTS = np.empty(0, np.uint32)
-
-
-@dataclass
-class _Request:
-    assign: Assign
-    tokens: list[int]  # the prompt, then what was generated
-    prompt_tokens: int
-    keys: npt.NDArray[np.uint8]
-    slots: npt.NDArray[np.uint32] = field(default_factory=lambda: NO_SLOTS)
-    span: ArenaSpan | None = None
-    attempt: int = 0
-    max_hit_blocks: int = 0
-    hit_blocks: int = 0
-    load: Ticket | None = None
-    source: LayerStream | None = None
-    serve: Ticket | None = None
-    receive: LayerStream | None = None
-    tag: int | None = None
-    admitted_at: float = 0.0
-    prefill_done: PrefillDone | None = None
-    decoding: bool = False
-    decode_begin_ns: int = 0
-    logits: list[LogitsInfo] = field(default_factory=list)
-    persisted: int = 0  # blocks handed to the store or found there
-    persists: list[tuple[int, Ticket]] = field(default_factory=list)  # (first block, ticket)
-    failures: list[str] = field(default_factory=list)
-    load_s: float = 0.0
-    load_end_ns: int = 0
-    loaded_bytes: int = 0
-
-    @property
-    def request_id(self) -> int:
-        return self.assign.request_id
-
-    @property
-    def wanted_tokens(self) -> int:
-        return self.prompt_tokens + self.assign.num_generate
-
-    @property
-    def complete(self) -> bool:
-        return self.decoding and len(self.tokens) >= self.wanted_tokens
 
 
 class DecodeEngine(Engine):
@@ -92,7 +46,8 @@ class DecodeEngine(Engine):
         self._control.setsockopt(zmq.LINGER, 0)
         self._control.bind(config.control_address(name))
         self.poller.register(self._control, zmq.POLLIN)
-        self._requests: dict[int, _Request] = {}
+        self._persister = Persister(config, self.traffic, self.pool, self.arena)
+        self._requests: dict[int, DecodeRequest] = {}
         self._waiting: deque[int] = deque()  # not admitted yet
         # A ROUTER drops what it sends to a peer that hasn't connected yet.
         self._connected: set[str] = set()
@@ -123,7 +78,7 @@ class DecodeEngine(Engine):
                 send(self._control, admit, to=message.engine)
             self._connected.add(message.engine)
 
-    def _current(self, request_id: int, life: int, attempt: int) -> _Request | None:
+    def _current(self, request_id: int, life: int, attempt: int) -> DecodeRequest | None:
         request = self._requests.get(request_id)
         if request is None or request.assign.life != life or request.attempt != attempt:
             return None  # of an earlier life or attempt
@@ -137,7 +92,7 @@ class DecodeEngine(Engine):
             self._drop(known)
         tokens = unpack_tokens(message.tokens)
         keys = chain_keys(self.root_key, tokens, self.config.block_tokens)
-        request = _Request(message, tokens.tolist(), len(tokens), keys)
+        request = DecodeRequest(message, tokens.tolist(), len(tokens), keys)
         request.max_hit_blocks = (len(tokens) - 1) // self.config.block_tokens
         self._requests[message.request_id] = request
         self._waiting.append(message.request_id)
@@ -201,12 +156,12 @@ class DecodeEngine(Engine):
         if active:
             self._step(active)
         for request in list(self._requests.values()):
-            if request.complete and self._persisted(request):
+            if request.complete and self._persister.done(request):
                 self._finish(request)
         self._check_deadlines()
         return bool(active)
 
-    def _admit(self, request: _Request) -> bool:
+    def _admit(self, request: DecodeRequest) -> bool:
         """Reserves buffer and device memory for the head of the line, all or nothing. False: it has
         to wait until others finish."""
         blocks = -(-request.prompt_tokens // self.config.block_tokens)
@@ -230,7 +185,7 @@ class DecodeEngine(Engine):
         self._offer(request)
         return True
 
-    def _offer(self, request: _Request) -> None:
+    def _offer(self, request: DecodeRequest) -> None:
         """Starts an attempt: opens the receive, begins the load (DE path), tells the PE."""
         request.prefill_done = None
         request.admitted_at = time.monotonic()
@@ -255,7 +210,7 @@ class DecodeEngine(Engine):
         else:
             self._unsent.setdefault(engine, []).append(message)
 
-    def _begin_load(self, request: _Request) -> None:
+    def _begin_load(self, request: DecodeRequest) -> None:
         keys = request.keys[: request.max_hit_blocks]
         request.hit_blocks = self.store.lookup(keys, self.root_key)
         request.load = request.source = request.serve = None
@@ -272,13 +227,13 @@ class DecodeEngine(Engine):
             trace_id=request.request_id,
         )
 
-    def _arrived(self, request: _Request) -> bool:
+    def _arrived(self, request: DecodeRequest) -> bool:
         stream = request.receive
         if request.prefill_done is None or stream is None:
             return False
         return all(stream.ready(layer) for layer in range(stream.num_layers))
 
-    def _land(self, request: _Request) -> None:
+    def _land(self, request: DecodeRequest) -> None:
         """DE buffer -> device, full blocks -> store, and the buffer is given back."""
         done = request.prefill_done
         assert done is not None
@@ -300,27 +255,14 @@ class DecodeEngine(Engine):
         full = request.prompt_tokens // self.config.block_tokens
         request.persisted = done.stats.hit_blocks
         if full > request.persisted:
-            self._persist(request, full, request.slots[request.persisted : full])
+            self._persister.hand_over(request, full, request.slots[request.persisted : full])
         self._release_buffer(request)
         request.decoding = True
         request.decode_begin_ns = time.monotonic_ns()
         request.logits.append(done.logits)
         request.tokens.append(done.first_token)
 
-    def _persist(self, request: _Request, end: int, slots: npt.NDArray[np.uint32]) -> None:
-        """Hands blocks [persisted, end) to the store; the operation keeps their slots."""
-        first = request.persisted
-        parent = self.root_key if first == 0 else request.keys[first - 1].tobytes()
-        ticket = self.traffic.persist(
-            keys=request.keys[first:end],
-            parent=parent,
-            slots=slots,
-            trace_id=request.request_id,
-        )
-        request.persists.append((first, ticket))
-        request.persisted = end
-
-    def _step(self, active: list[_Request]) -> None:
+    def _step(self, active: list[DecodeRequest]) -> None:
         """One token for every active sequence."""
         begin_ns = time.monotonic_ns()
         slices = []
@@ -342,57 +284,11 @@ class DecodeEngine(Engine):
         for request, info, token in zip(active, infos, logits.argmax(dim=-1).tolist(), strict=True):
             request.logits.append(info)
             request.tokens.append(int(token))
-            self._persist_generated(request)
+            self._persister.generated(request)
 
-    def _persist_generated(self, request: _Request) -> None:
-        """Persists the blocks whose KV is complete on the device (all tokens but the last)."""
-        full = (len(request.tokens) - 1) // self.config.block_tokens
-        while request.persisted < full:
-            slots = self.pool.acquire(1)
-            if slots is None:
-                return  # tried again after the next token and before the request finishes
-            first = request.persisted
-            if len(request.keys) <= first:
-                self._extend_keys(request)
-            assert request.span is not None
-            # Slot i of the plan holds block i, so the other blocks' starts are never read.
-            starts = np.zeros(first + 1, np.uint64)
-            starts[first] = self.pool.payload_offsets(slots)[0]
-            self.arena.cache.gather(
-                self.layout,
-                self.arena.region,
-                self.pool.region,
-                request.span.pages,
-                starts,
-                first * self.config.block_tokens,
-                self.config.block_tokens,
-            )
-            self._persist(request, first + 1, slots)
-            self.pool.release(slots)
-
-    def _extend_keys(self, request: _Request) -> None:
-        known = len(request.keys)
-        parent = request.keys[-1].tobytes() if known else self.root_key
-        more = chain_keys(
-            parent,
-            np.array(request.tokens[:-1], np.uint32),
-            self.config.block_tokens,
-            start=known * self.config.block_tokens,
-        )
-        request.keys = np.concatenate([request.keys, more])
-
-    def _persisted(self, request: _Request) -> bool:
-        self._persist_generated(request)
-        full = (len(request.tokens) - 1) // self.config.block_tokens
-        return request.persisted >= full and all(t.done for _, t in request.persists)
-
-    def _finish(self, request: _Request) -> None:
+    def _finish(self, request: DecodeRequest) -> None:
         done = request.prefill_done
         assert done is not None
-        fresh = [False] * request.persisted
-        for first, ticket in request.persists:
-            for i, new in enumerate(ticket.fresh):
-                fresh[first + i] = new
         self.tell_scheduler(
             Finished(
                 request_id=request.request_id,
@@ -407,7 +303,7 @@ class DecodeEngine(Engine):
                 loaded_bytes=request.loaded_bytes,
                 attempts=request.attempt + 1,
                 failures=request.failures,
-                fresh_blocks=fresh,
+                fresh_blocks=request.fresh_blocks,
                 stats=done.stats,
                 decode_begin_ns=request.decode_begin_ns,
                 finished_ns=time.monotonic_ns(),
@@ -425,7 +321,7 @@ class DecodeEngine(Engine):
             if waiting and now - request.admitted_at > 2 * self.config.deadline_s:
                 self._fail(request, f"{request.assign.prefill} sent nothing within the deadline")
 
-    def _fail(self, request: _Request, reason: str) -> None:
+    def _fail(self, request: DecodeRequest, reason: str) -> None:
         self.tell_scheduler(
             Finished(
                 request_id=request.request_id,
@@ -437,24 +333,24 @@ class DecodeEngine(Engine):
         )
         self._drop(request)
 
-    def _drain_load(self, request: _Request) -> None:
+    def _drain_load(self, request: DecodeRequest) -> None:
         for ticket in (request.serve, request.load):
             if ticket is not None:
                 ticket.cancel()
                 ticket.wait(self.config.deadline_s + 1.0)
 
-    def _close_receive(self, request: _Request) -> None:
+    def _close_receive(self, request: DecodeRequest) -> None:
         if request.tag is not None:
             self.traffic.close_receive(request.tag)
         request.tag = request.receive = None
 
-    def _release_buffer(self, request: _Request) -> None:
+    def _release_buffer(self, request: DecodeRequest) -> None:
         self._close_receive(request)
         if len(request.slots):
             self.pool.release(request.slots)
         request.slots = NO_SLOTS
 
-    def _drop(self, request: _Request) -> None:
+    def _drop(self, request: DecodeRequest) -> None:
         """Forgets a request; nothing of it is in flight afterwards."""
         if not request.decoding:
             self._drain_load(request)

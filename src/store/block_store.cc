@@ -1,23 +1,22 @@
 #include "kvtransfer/block_store.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <optional>
 
 #include "base/fd.h"
 #include "store/block_file.h"
 #include "store/catalog.h"
+#include "store/directory_scan.h"
 #include "store/store_io.h"
 
 namespace kvtransfer {
@@ -28,41 +27,12 @@ namespace {
 
 constexpr char kManifestName[] = "KVTRANSFER";
 constexpr char kLockName[] = "evict.lock";
-constexpr char kTemporaryPrefix[] = ".tmp-";
-
-std::optional<BlockKey> key_from_hex(std::string_view hex) {
-  BlockKey key;
-  for (size_t i = 0; i < key.size(); ++i) {
-    int value = 0;
-    for (const char c : hex.substr(2 * i, 2)) {
-      const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-      if (digit < 0) return std::nullopt;
-      value = value * 16 + digit;
-    }
-    key[i] = static_cast<uint8_t>(value);
-  }
-  return key;
-}
-
-// "<key>-<parent>.kvb": both keys are in the name, so that a scan need not open any file.
-std::optional<BlockId> id_from_name(std::string_view name) {
-  if (name.size() != 133 || name[64] != '-' || !name.ends_with(".kvb")) return std::nullopt;
-  const auto key = key_from_hex(name.substr(0, 64));
-  const auto parent = key_from_hex(name.substr(65, 64));
-  if (!key || !parent) return std::nullopt;
-  return BlockId{*key, *parent};
-}
 
 bool probe_direct_io(const std::string& root) {
   const std::string path = root + "/" + kTemporaryPrefix + "probe-" + std::to_string(getpid());
   const Fd fd(open(path.c_str(), O_CREAT | O_WRONLY | O_DIRECT | O_CLOEXEC, 0644));
   unlink(path.c_str());
   return fd.valid();
-}
-
-uint64_t file_time_ns(const struct stat& info) {
-  return static_cast<uint64_t>(info.st_mtim.tv_sec) * 1'000'000'000u +
-         static_cast<uint64_t>(info.st_mtim.tv_nsec);
 }
 
 }  // namespace
@@ -134,7 +104,7 @@ std::string BlockStore::directory_of(const BlockId& id) const {
 }
 
 std::string BlockStore::path_of(const BlockId& id) const {
-  return directory_of(id) + "/" + to_hex(id.key) + "-" + to_hex(id.parent) + ".kvb";
+  return directory_of(id) + "/" + block_name(id);
 }
 
 bool BlockStore::exists(const BlockId& id) noexcept {
@@ -252,26 +222,10 @@ void BlockStore::read_failed(const BlockId& id, bool corrupt) noexcept {
 }
 
 void BlockStore::rescan() {
-  std::vector<std::pair<BlockId, uint64_t>> found;
-  uint64_t swept = 0;
-  const time_t now = time(nullptr);
-  std::error_code code;
-  for (fs::recursive_directory_iterator it(root_, code), end; it != end; it.increment(code)) {
-    if (code) break;
-    const std::string name = it->path().filename().string();
-    struct stat info;
-    if (stat(it->path().c_str(), &info) != 0 || !S_ISREG(info.st_mode)) continue;
-    const auto id = id_from_name(name);
-    if (id && static_cast<uint64_t>(info.st_size) == file_bytes()) {
-      found.emplace_back(*id, file_time_ns(info));
-    } else if (name.starts_with(kTemporaryPrefix) &&
-               now - info.st_mtim.tv_sec >= options_.stale_temporary_seconds) {
-      swept += unlink(it->path().c_str()) == 0 ? 1 : 0;
-    }
-  }
+  const DirectoryScan scan = scan_directory(root_, file_bytes(), options_.stale_temporary_seconds);
   const std::lock_guard lock(mutex_);
-  catalog_->replace(found);
-  stats_.swept_temporaries += swept;
+  catalog_->replace(scan.blocks);
+  stats_.swept_temporaries += scan.swept_temporaries;
 }
 
 uint64_t BlockStore::evict() {

@@ -1,12 +1,18 @@
 // Catalog: which blocks are believed to be in the directory, as a trie by parent key.
 //
-// Not thread-safe (BlockStore's lock guards it). A block whose parent is unknown is an orphan: no
-// lookup can reach it, so it is evicted first.
+// One array of nodes and one open-addressing table of indices into it: a lookup touches two cache
+// lines, a block costs 56 bytes and its share of the table (docs/block_format.md has the figure). A
+// parent that is not known itself but has known children is a node that is not `present`; blocks
+// below one are orphans: no lookup can reach them, so they are evicted first.
+//
+// Not thread-safe (BlockStore's lock guards it). Invariants:
+//  1. A node's `children` counts its present children. A node that is neither present nor a parent
+//     of anything is free, but for node 0, the root.
+//  2. Every node that is not free is in the table, and nothing else is.
 #pragma once
 
 #include <cstdint>
-#include <cstring>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "kvtransfer/block_store.h"
@@ -15,9 +21,9 @@ namespace kvtransfer {
 
 class Catalog {
  public:
-  explicit Catalog(const BlockKey& root) : root_(root) {}
+  explicit Catalog(const BlockKey& root);
 
-  bool contains(const BlockKey& key) const noexcept { return entries_.contains(key); }
+  bool contains(const BlockKey& key) const noexcept { return find_present(key) != nullptr; }
   // Marks a block as used now. False if it isn't known.
   bool touch(const BlockKey& key) noexcept;
   // `last_use` orders blocks that this process has not used (file times); 0 means now.
@@ -30,35 +36,55 @@ class Catalog {
   // then the parents that become leaves by it.
   std::vector<BlockId> plan_eviction(uint64_t keep) const;
 
-  uint64_t size() const noexcept { return entries_.size(); }
+  uint64_t size() const noexcept { return size_; }
   // Replaces what is known by what a scan found, keeping use times and pins.
   void replace(const std::vector<std::pair<BlockId, uint64_t>>& found);
+  // Of the heap.
+  uint64_t memory_bytes() const noexcept {
+    return nodes_.capacity() * sizeof(Node) + table_.capacity() * sizeof(Slot);
+  }
 
  private:
-  struct KeyHash {
-    size_t operator()(const BlockKey& key) const noexcept {
-      size_t hash;  // keys are digests: any 8 bytes of them are a good hash
-      std::memcpy(&hash, key.data(), sizeof hash);
-      return hash;
-    }
-  };
-  struct Entry {
-    BlockKey parent;
+  using Index = uint32_t;
+  static constexpr Index kNone = UINT32_MAX;
+  static constexpr Index kRoot = 0;
+
+  struct Node {
+    BlockKey key;
     uint64_t last_use = 0;
+    Index parent = kNone;  // next free node, in one that is free
+    uint32_t children = 0;
     uint32_t pins = 0;
+    bool present = false;
+  };
+  static_assert(sizeof(Node) == 56);
+  struct Slot {
+    uint32_t tag = 0;  // bits of the key that don't choose the slot: spares most looks at nodes
+    Index index = kNone;
   };
 
   // Use times of this process lie above all file times (nanoseconds since 1970 < 2^62).
   static constexpr uint64_t kFirstUse = uint64_t{1} << 62;
 
-  bool reachable(const Entry& entry) const noexcept {
-    return entry.parent == root_ || entries_.contains(entry.parent);
+  // Per node, whether all of its ancestors up to the root are present.
+  std::vector<bool> find_reachable() const;
+  Index find(const BlockKey& key) const noexcept;
+  Node* find_present(const BlockKey& key) noexcept;
+  const Node* find_present(const BlockKey& key) const noexcept {
+    return const_cast<Catalog*>(this)->find_present(key);
   }
+  Index find_or_add(const BlockKey& key);
+  Node& add(const BlockId& id);
+  void release_if_unused(Index index) noexcept;
+  size_t slot_of(Index index) const noexcept;
+  void remove_slot(size_t hole) noexcept;
+  void grow(size_t slots);
 
-  BlockKey root_;
-  std::unordered_map<BlockKey, Entry, KeyHash> entries_;
-  // Known children per parent key, whether or not the parent itself is known (a scan has no order).
-  std::unordered_map<BlockKey, uint32_t, KeyHash> children_;
+  std::vector<Node> nodes_;
+  std::vector<Slot> table_;  // a power of two, at most 3/4 full
+  Index free_ = kNone;
+  uint64_t used_ = 0;  // nodes in the table
+  uint64_t size_ = 0;  // present ones
   uint64_t clock_ = kFirstUse;
 };
 

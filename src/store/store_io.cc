@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "store/block_file.h"
+#include "store/directory_scan.h"
 
 #ifndef RENAME_NOREPLACE
 #define RENAME_NOREPLACE (1 << 0)
@@ -260,8 +261,8 @@ bool StoreIo::issue(WriteJob& job) noexcept {
                  valid_tokens(job, block));
     WriteJob::Block& state = job.blocks[block];
     state.path = store_.path_of(id);
-    state.temporary = store_.directory_of(id) + "/.tmp-" + std::to_string(getpid()) + "-" +
-                      std::to_string(reinterpret_cast<uintptr_t>(this)) + "-" +
+    state.temporary = store_.directory_of(id) + "/" + kTemporaryPrefix + std::to_string(getpid()) +
+                      "-" + std::to_string(reinterpret_cast<uintptr_t>(this)) + "-" +
                       std::to_string(++temporary_counter_);
     if (!open_temporary(job, block)) return false;
     ++job.next_block;

@@ -49,15 +49,22 @@ void each_gid(const VerbsApi& api, ibv_context* context, uint8_t port, int lengt
 
 class DeviceList {
  public:
-  explicit DeviceList(const VerbsApi& api) : api_(api), list_(api.get_device_list(&count_)) {
+  explicit DeviceList(const VerbsApi& api) : api_(api) {
+    int count = 0;
+    list_ = api.get_device_list(&count);
     error_ = errno;
+    if (list_ != nullptr) devices_.assign(list_, list_ + count);
+    // By name: the kernel's order changes with every device that comes back.
+    std::sort(devices_.begin(), devices_.end(), [&api](ibv_device* a, ibv_device* b) {
+      return std::string_view(api.get_device_name(a)) < api.get_device_name(b);
+    });
   }
   // The library crashes when it is given its own null list.
   ~DeviceList() {
     if (list_ != nullptr) api_.free_device_list(list_);
   }
   DeviceList(const DeviceList&) = delete;
-  std::span<ibv_device*> devices() const { return {list_, list_ != nullptr ? size_t(count_) : 0}; }
+  const std::vector<ibv_device*>& devices() const { return devices_; }
   std::string why_empty() const {
     if (list_ != nullptr) return "no RDMA device (`rdma link` lists them)";
     return std::string("the kernel has no RDMA support loaded (") + strerror(error_) +
@@ -66,9 +73,9 @@ class DeviceList {
 
  private:
   const VerbsApi& api_;
-  int count_ = 0;
   int error_ = 0;
   ibv_device** list_;
+  std::vector<ibv_device*> devices_;
 };
 
 void append_ports(const VerbsApi& api, ibv_context* context, const std::string& device,

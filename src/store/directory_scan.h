@@ -1,0 +1,31 @@
+// Reading a store's directory: which blocks lie there, which temporaries have been left behind.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kvtransfer/block_store.h"
+
+namespace kvtransfer {
+
+inline constexpr char kTemporaryPrefix[] = ".tmp-";
+
+// "<key>-<parent>.kvb": both keys are in the name, so that a scan need not open any file.
+std::string block_name(const BlockId& id);
+std::optional<BlockId> id_from_name(std::string_view name);
+
+struct DirectoryScan {
+  std::vector<std::pair<BlockId, uint64_t>> blocks;  // with their file times, ns since 1970
+  uint64_t swept_temporaries = 0;
+};
+
+// Files of exactly `file_bytes` under the two-level fan-out of `root`; removes temporaries that are
+// older than `stale_seconds`. Several threads, because a cold directory waits for the device. What
+// can't be read is left out: a scan is a hint, reads check everything.
+DirectoryScan scan_directory(const std::string& root, uint64_t file_bytes, uint32_t stale_seconds);
+
+}  // namespace kvtransfer
