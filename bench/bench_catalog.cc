@@ -1,8 +1,8 @@
 // The catalog with a million blocks: bytes of heap per block, building, lookup of a chain of 2,000,
 // planning the eviction of 5 %. Prints one line a repeat.
 //
-//   g++ -std=c++20 -O2 -Iinclude -Isrc bench/bench_catalog.cc src/store/catalog.cc -o
-//   /tmp/bench_catalog /tmp/bench_catalog
+//   g++ -std=c++20 -O2 -Iinclude -Isrc bench/bench_catalog.cc src/store/catalog.cc
+//   ./a.out
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
