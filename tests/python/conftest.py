@@ -14,6 +14,7 @@ from kvtransfer import BlockLayout, BlockStore, BufferPool, make_pool
 NEED_TORCH = [
     "test_engines.py",
     "test_models.py",
+    "test_process.py",
     "test_records.py",
     "test_reference.py",
     "test_replay_options.py",

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -217,49 +216,6 @@ def test_a_dead_scheduler_is_an_error(cast: tuple[ClusterConfig, FakeScheduler])
     with pytest.raises(ClusterError, match="the scheduler died"), Cluster(settings) as cluster:
         os.kill(cluster.pids["scheduler"], signal.SIGKILL)
         list(cluster.results(5))
-
-
-LAUNCH = """
-import sys, time
-from kvtransfer.engine import process
-from kvtransfer.engine.config import ClusterConfig
-
-if __name__ == "__main__":
-    config = ClusterConfig(name="x", store="/tmp/unused", namespace="00" * 32, layer_planes=[[4]])
-    process.forkserver.set_forkserver_preload([])
-    child = process.start_process("scheduler", config, sys.argv[1])
-    print(child.pid, flush=True)
-    time.sleep(60)
-"""
-
-
-def test_a_child_dies_with_its_launcher(tmp_path: Path) -> None:
-    """kill -9 of the launcher leaves no orphan, neither engines nor the server they fork from."""
-    script, log = tmp_path / "launch.py", tmp_path / "log"
-    script.write_text(LAUNCH)
-    process = subprocess.Popen([sys.executable, str(script), str(log)], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    pid = int(process.stdout.readline())
-    server = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-    deadline = time.monotonic() + 20
-    while (
-        time.monotonic() < deadline and Path(f"/proc/{pid}/comm").read_text() != "kvt-scheduler\n"
-    ):
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    while time.monotonic() < deadline and (_runs(pid) or _runs(server)):
-        time.sleep(0.02)
-    assert not _runs(pid)
-    assert not _runs(server)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_the_configuration_travels_as_json() -> None:
