@@ -19,7 +19,7 @@ namespace kvtransfer::testing {
 class TemporaryDirectory {
  public:
   explicit TemporaryDirectory(const std::string& parent = ::testing::TempDir()) {
-    std::string pattern = parent + "/kvtransfer-test-XXXXXX";
+    std::string pattern = parent + "/kvtransfer-test-" + std::string(6, 'X');  // mkdtemp fills them
     path_ = mkdtemp(pattern.data());
   }
   ~TemporaryDirectory() {

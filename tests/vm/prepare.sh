@@ -63,7 +63,7 @@ open(sys.argv[2], "wb").write(kernel)
 PY
 
 image=$(mktemp -d)
-mkdir -p "$image"/{bin,dev,proc,sys,modules,host,upper,root}
+mkdir -p "$image"/{bin,dev,proc,sys,modules,host,upper,guest}
 cp /bin/busybox "$image/bin/"
 install -m 755 "$here/init" "$image/init"
 for module in virtio_pci virtio_console 9pnet_virtio 9p virtiofs overlay crc32_generic ib_uverbs rdma_rxe veth; do

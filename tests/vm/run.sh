@@ -6,7 +6,7 @@ set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 export KVT_VM_DIR=${KVT_VM_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/kvtransfer/vm}
 "$here/prepare.sh" >&2 || { echo "the virtual machine could not be prepared" >&2; exit 125; }
-exchange=$(mktemp -d -t kvt-vm.XXXXXXXX)
+exchange=$(mktemp -d --suffix=.kvt-vm)
 trap 'kill "$files" 2> /dev/null; rm -rf "$exchange" "$exchange.sock" "$exchange.sock.pid"' EXIT
 cp "$KVT_VM_DIR/kernel-root" "$exchange/"
 {
@@ -35,9 +35,10 @@ timeout -k 5 "${KVT_VM_SECONDS:-600}" qemu-system-x86_64 "${accelerator[@]}" -M 
   -fsdev "local,id=exchange,path=$exchange,security_model=none" -device virtio-9p-pci,fsdev=exchange,mount_tag=exchange \
   -device virtio-serial-pci -chardev file,id=out,path=/proc/self/fd/1,append=on -device virtserialport,chardev=out,name=out \
   < /dev/null | cat
+machine=${PIPESTATUS[0]}
 code=$(cat "$exchange/exit-code" 2> /dev/null || echo 125)
 if [ "$code" = 125 ]; then
-  echo "no result from the virtual machine (${PIPESTATUS[0]}; 124: it ran past its limit); its console:" >&2
+  echo "no result from the virtual machine ($machine; 124: it ran past its limit); its console:" >&2
   tail -c 4000 "$exchange/console" >&2
 fi
 exit "$code"
