@@ -85,4 +85,20 @@ struct VerbsPair {
   std::unique_ptr<WorkRing> ring;
 };
 
+// Tests that lose peers or take devices away: only in the virtual machine, where that can't hurt.
+class BreakableDevices : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    KVT_NEED_VERBS();
+    if (getenv("KVT_IN_VM") == nullptr) GTEST_SKIP() << "breaks devices: only in tests/vm/run.sh";
+  }
+  // Short enough that a lost peer is noticed within a test.
+  static VerbsOptions quick(size_t engine) {
+    VerbsOptions options = verbs_options(engine);
+    options.timeout = 14;
+    options.retry_count = 5;
+    return options;
+  }
+};
+
 }  // namespace kvtransfer::testing
