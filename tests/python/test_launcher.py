@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+from small_cluster import config
 
 from kvtransfer.engine import cluster as launcher
 from kvtransfer.engine.cluster import Cluster, new_cluster_name
@@ -35,17 +36,6 @@ from kvtransfer.engine.messages import (
 from kvtransfer.errors import ClusterError
 
 LIVE = "import time; time.sleep(60)"
-
-
-def config(**changes: object) -> ClusterConfig:
-    fields: dict[str, object] = {
-        "name": new_cluster_name(),
-        "store": "/tmp/unused",
-        "namespace": "00" * 32,
-        "layer_planes": [[4]],
-        **changes,
-    }
-    return ClusterConfig(**fields)  # type: ignore[arg-type]
 
 
 class FakeScheduler:

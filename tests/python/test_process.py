@@ -10,21 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from small_cluster import config
 
-from kvtransfer.engine.cluster import new_cluster_name
-from kvtransfer.engine.config import ClusterConfig
 from kvtransfer.engine.process import start_process
-
-
-def config(**changes: object) -> ClusterConfig:
-    fields: dict[str, object] = {
-        "name": new_cluster_name(),
-        "store": "/tmp/unused",
-        "namespace": "00" * 32,
-        "layer_planes": [[4]],
-        **changes,
-    }
-    return ClusterConfig(**fields)  # type: ignore[arg-type]
 
 
 def test_an_engine_that_can_not_start_says_why_in_its_log(tmp_path: Path) -> None:
