@@ -45,7 +45,8 @@ int main() {
   }
   for (int repeat = 0; repeat < 5; ++repeat) {
     Catalog catalog(root);
-    const double build = microseconds([&] { catalog.replace(found); });
+    const double build = microseconds([&] { catalog.reserve(found.size());
+    catalog.merge(found); });
     const auto lookup = [&] {
       return microseconds([&] {
         for (size_t i = 0; i < kLength; ++i) catalog.touch(found[kLength * 7 + i].first.key);

@@ -5,7 +5,8 @@
 // crash.
 //
 // Thread safety: all methods may be called from any thread (the catalog has one lock, held for
-// table operations only, never across a system call on a block). Invariants:
+// table operations only, never across a system call). No call waits longer for the file system than
+// StoreOptions::operation_timeout_ms (opening, evicting and scanning: 20 times that). Invariants:
 //  1. A block is visible under its final name only when complete (temporary name, then rename).
 //  2. What get() reports as loaded passed the header check (format, namespace, key, parent, layout)
 //     and the checksum of each of its layers; anything else is a miss and the prefix before it is
@@ -15,11 +16,16 @@
 #pragma once
 
 #include <array>
+#include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <span>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "kvtransfer/block_layout.h"
@@ -48,7 +54,11 @@ struct StoreOptions {
   uint64_t free_space_floor = 0;  // bytes of the file system never to be used
   Durability durability = Durability::kNone;
   uint32_t stale_temporary_seconds = 300;  // age from which a temporary of a dead writer is swept
+  // An operation without an answer for so long makes its block a miss, and the store a miss until
+  // the mount answers again. 0: wait for ever.
+  uint32_t operation_timeout_ms = 10'000;
   bool verify_checksums = true;
+  bool remove_corrupt = true;  // so that a recomputed block can take its place
 };
 
 struct StoreStats {
@@ -64,17 +74,32 @@ struct StoreStats {
   uint64_t swept_temporaries = 0;
   uint64_t refused_full = 0;
   bool writes_stopped = false;
+  bool mount_slow = false;  // an operation is overdue
+};
+
+// How much of a chain may be written: its first `blocks`, of which `reserved` are new.
+struct Admission {
+  uint32_t blocks = 0;
+  uint32_t reserved = 0;
 };
 
 class Catalog;
+class Mount;
+struct StoreLatencies;
 
 class BlockStore {
  public:
   // Opens or creates `root`. Throws Error(kMismatch) when the directory was made for another format
-  // version, namespace or layout (it says which), Error(kIo) when it can't be used.
+  // version, namespace or layout (it says which), Error(kIo) when it can't be used, Error(kTimeout)
+  // when it doesn't answer.
   BlockStore(const std::string& root, const BlockKey& name_space, const BlockLayout& layout,
              const StoreOptions& options = {});
   ~BlockStore();
+
+  // Opens what is there, whatever namespace and layout it is for. Throws also Error(kMismatch) when
+  // the manifest makes no sense.
+  static std::unique_ptr<BlockStore> open_existing(const std::string& root,
+                                                   const StoreOptions& options = {});
 
   // Length of the restorable prefix of a chain: how many leading blocks are there now. A promise of
   // nothing: a block may be evicted before it is read, then the read reports a shorter prefix.
@@ -92,11 +117,16 @@ class BlockStore {
   uint32_t put(std::span<const BlockId> chain, BufferPool& pool, std::span<const uint32_t> slots,
                uint32_t valid_tokens_of_last = 0);
 
-  // Evicts until the cap holds with 5 % to spare; returns the blocks removed. One process at a time
-  // does it (a lock file); a rescan first makes the accounting honest.
+  // Evicts until cap and free-space floor hold with 5 % of the cap to spare; returns the blocks
+  // removed. One process at a time does it (a lock file); a rescan first makes the accounting
+  // honest. A thread of the store does the same before the cap is reached, and rescans whenever
+  // this process has written 1 % of it: with n other writers the cap may be passed by n %.
   uint64_t evict();
-  // Re-reads the directory: blocks, bytes, stale temporaries.
-  void rescan();
+  // Re-reads the directory: blocks, bytes, stale temporaries. False when the mount didn't answer;
+  // then nothing changes.
+  bool rescan();
+  // What lies in the directory now, with file times (ns since 1970). Throws Error(kTimeout).
+  std::vector<std::pair<BlockId, uint64_t>> list();
 
   // Pinned blocks are not evicted by this process.
   void pin(std::span<const BlockId> chain) noexcept;
@@ -114,26 +144,42 @@ class BlockStore {
   // False when the file system refuses O_DIRECT (then reads go through the page cache).
   bool direct_io() const noexcept { return direct_io_; }
   StoreStats stats() const;
+  // Nanoseconds within which a share of all blocks was read (opened, read) or written (until its
+  // name was there); at most an eighth too much.
+  int64_t read_latency_ns(double share) const noexcept;
+  int64_t write_latency_ns(double share) const noexcept;
 
   std::string path_of(const BlockId& id) const;
   std::string directory_of(const BlockId& id) const;
 
   // --- for the asynchronous reader and writer (src/store/store_io.h) ---
-  // Reserves room for one block, evicting if need be. False: full (the cap can't be met, or no
-  // space on the device); says so once on standard error. Each true is paid back by end_writes().
-  bool admit_write() noexcept;
-  void end_writes(uint32_t admitted) noexcept;
+  // Reserves room for the blocks of a chain that aren't there yet, evicting if need be. Shorter
+  // than the chain: full (the cap can't be met, or no space on the device), which it says once on
+  // standard error. `reserved` is paid back by end_writes().
+  Admission admit(std::span<const BlockId> chain) noexcept;
+  void end_writes(uint32_t reserved) noexcept;
+  // In the catalog; asks nobody.
+  bool known(const BlockId& id) const noexcept;
   void published(const BlockId& id, bool duplicate) noexcept;
-  void write_failed(int error) noexcept;
+  void write_failed(const std::string& why) noexcept;
   void read_failed(const BlockId& id, bool corrupt) noexcept;
+  void record_read_latency(int64_t ns) noexcept;
+  void record_write_latency(int64_t ns) noexcept;
+  Mount& mount() noexcept { return *mount_; }
 
  private:
-  void open_root();
-  void check_manifest();
-  bool exists(const BlockId& id) noexcept;
-  bool space_left() noexcept;
-  bool over_cap() const noexcept;
-  uint64_t remove_leaves(uint64_t target_bytes);
+  std::vector<bool> find_existing(std::span<const BlockId> ids, bool prefix) noexcept;
+  void say_full(const std::string& why) noexcept;
+
+  // Eviction (src/store/eviction.cc).
+  bool bounded() const noexcept { return options_.max_bytes != 0 || options_.free_space_floor != 0; }
+  bool admit_one() noexcept;
+  uint64_t known_blocks() const noexcept;
+  int64_t spare_bytes() noexcept;
+  uint64_t blocks_to_keep() noexcept;
+  uint64_t remove_leaves();
+  std::vector<BlockId> remove(std::vector<BlockId> plan);
+  void keep() noexcept;
 
   std::string root_;
   BlockKey name_space_;
@@ -141,11 +187,25 @@ class BlockStore {
   StoreOptions options_;
   uint32_t header_bytes_;
   bool direct_io_ = true;
+  std::unique_ptr<Mount> mount_;
+  std::unique_ptr<StoreLatencies> latencies_;
 
-  mutable std::mutex mutex_;  // guards catalog_, stats_ and writing_
+  std::mutex evict_mutex_;  // one eviction at a time; taken before the others
+  std::atomic<uint64_t> evictions_{0};  // release pairs with the acquire of one that waited
+
+  mutable std::shared_mutex catalog_mutex_;  // guards catalog_; never held together with mutex_
   std::unique_ptr<Catalog> catalog_;
+
+  mutable std::mutex mutex_;  // guards what follows, but keeper_
   StoreStats stats_;
-  uint64_t writing_ = 0;  // admitted and not ended
+  uint64_t writing_ = 0;    // reserved and not ended
+  uint64_t unscanned_ = 0;  // blocks published since the last rescan
+  int64_t space_checked_ns_ = 0;
+  int64_t spare_bytes_ = 0;  // of the file system above the floor, then
+  bool keeper_wanted_ = false;
+  bool stopping_ = false;
+  std::condition_variable keeper_wake_;
+  std::thread keeper_;  // evicts and rescans in the background, when there is a cap or a floor
 };
 
 }  // namespace kvtransfer

@@ -26,13 +26,13 @@
 
 namespace kvtransfer {
 
-enum class IoOp : uint8_t { kOpen, kRead, kWrite, kSync, kRename };
+enum class IoOp : uint8_t { kOpen, kRead, kWrite, kSync, kRename, kClose, kMakeDirectory, kUnlink };
 
 struct IoRequest {
   IoOp op = IoOp::kRead;
-  int fd = -1;                 // kRead, kWrite, kSync
+  int fd = -1;                 // kRead, kWrite, kSync, kClose
   int flags = 0;               // kOpen: open(2) flags; kRename: renameat2(2) flags
-  const char* path = nullptr;  // kOpen, kRename
+  const char* path = nullptr;  // kOpen, kRename, kMakeDirectory, kUnlink
   const char* new_path = nullptr;
   void* buffer = nullptr;
   uint64_t offset = 0;

@@ -15,8 +15,11 @@
 // Thread safety: all methods may be called from any thread.
 // Invariants:
 //  1. A slot named in an operation is retained until no transfer can touch it: the ticket is done
-//     only then, also after a timeout, a cancel or the loss of the peer.
-//  2. Operations of one kind start in the order of their submission.
+//     only then, also after a timeout, a cancel or the loss of the peer. One exception: when the
+//     store's mount hangs, a load's or persist's ticket is done at once and its slots are given
+//     back when the mount answers.
+//  2. Operations of one kind start in the order of their submission. Storage writes use what reads
+//     leave of the I/O queue, and never less than an eighth of it.
 //  3. Nothing here can fail silently: a failed operation fails its `into` stream and its ticket.
 //  4. Submitting never blocks on I/O. A full command queue throws Error(kExhausted).
 #pragma once

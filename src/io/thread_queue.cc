@@ -1,6 +1,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -41,6 +42,12 @@ int64_t run_once(const IoSlot& slot) noexcept {
     case IoOp::kRename:
       return result_of(syscall(SYS_renameat2, AT_FDCWD, r.path, AT_FDCWD, r.new_path,
                                static_cast<unsigned>(r.flags)));
+    case IoOp::kClose:
+      return result_of(close(r.fd));
+    case IoOp::kMakeDirectory:
+      return result_of(mkdir(r.path, 0755));
+    case IoOp::kUnlink:
+      return result_of(unlink(r.path));
   }
   return -EINVAL;
 }

@@ -55,6 +55,14 @@ std::string denied_text(int rc) {
   return text;
 }
 
+// mkdirat came last of what we need (5.15).
+bool has_operations(io_uring& ring) {
+  io_uring_probe* probe = io_uring_get_probe_ring(&ring);
+  const bool has = probe != nullptr && io_uring_opcode_supported(probe, IORING_OP_MKDIRAT) != 0;
+  io_uring_free_probe(probe);
+  return has;
+}
+
 class UringQueue final : public IoQueue {
  public:
   UringQueue(io_uring ring, unsigned flags, uint32_t depth)
@@ -191,6 +199,12 @@ class UringQueue final : public IoQueue {
       case IoOp::kRename:
         return io_uring_prep_renameat(&entry, AT_FDCWD, r.path, AT_FDCWD, r.new_path,
                                       static_cast<unsigned>(r.flags));
+      case IoOp::kClose:
+        return io_uring_prep_close(&entry, r.fd);
+      case IoOp::kMakeDirectory:
+        return io_uring_prep_mkdirat(&entry, AT_FDCWD, r.path, 0755);
+      case IoOp::kUnlink:
+        return io_uring_prep_unlinkat(&entry, AT_FDCWD, r.path, 0);
     }
   }
 
@@ -240,6 +254,11 @@ std::unique_ptr<IoQueue> make_uring_queue(const IoOptions& options,
   const int rc = init_ring(ring, options.depth, flags);
   if (rc != 0) {
     reason = denied_text(rc);
+    return nullptr;
+  }
+  if (!has_operations(ring)) {
+    io_uring_queue_exit(&ring);
+    reason = "io_uring of this kernel has no mkdirat (Linux 5.15)";
     return nullptr;
   }
   auto queue = std::make_unique<UringQueue>(ring, flags, options.depth);

@@ -1,3 +1,5 @@
+#include <cstring>
+
 #include "bind.h"
 #include "kvtransfer/block_store.h"
 #include "store/block_file.h"
@@ -20,6 +22,7 @@ py::dict to_dict(const StoreStats& stats) {
   out["swept_temporaries"] = stats.swept_temporaries;
   out["refused_full"] = stats.refused_full;
   out["writes_stopped"] = stats.writes_stopped;
+  out["mount_slow"] = stats.mount_slow;
   return out;
 }
 
@@ -35,6 +38,36 @@ std::vector<uint32_t> slots_for(const std::vector<BlockId>& chain, const BufferP
   return out;
 }
 
+StoreOptions to_options(uint64_t max_bytes, uint64_t free_space_floor, bool fsync,
+                        uint32_t stale_temporary_seconds, bool verify_checksums,
+                        bool remove_corrupt, double operation_timeout_s) {
+  if (!(operation_timeout_s >= 0 && operation_timeout_s < 4e6)) {
+    throw Error(ErrorCode::kInvalidArgument, "operation_timeout_s must be in 0..4e6");
+  }
+  StoreOptions options;
+  options.max_bytes = max_bytes;
+  options.free_space_floor = free_space_floor;
+  options.durability = fsync ? Durability::kFsync : Durability::kNone;
+  options.stale_temporary_seconds = stale_temporary_seconds;
+  options.verify_checksums = verify_checksums;
+  options.remove_corrupt = remove_corrupt;
+  options.operation_timeout_ms = static_cast<uint32_t>(operation_timeout_s * 1000);
+  return options;
+}
+
+// keys [n, 32], parents [n, 32], file times [n] (ns since 1970)
+py::tuple to_arrays(const std::vector<std::pair<BlockId, uint64_t>>& blocks) {
+  const auto count = static_cast<py::ssize_t>(blocks.size());
+  py::array_t<uint8_t> keys({count, py::ssize_t{32}}), parents({count, py::ssize_t{32}});
+  py::array_t<uint64_t> times(count);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    std::memcpy(keys.mutable_data() + 32 * i, blocks[i].first.key.data(), 32);
+    std::memcpy(parents.mutable_data() + 32 * i, blocks[i].first.parent.data(), 32);
+    times.mutable_data()[i] = blocks[i].second;
+  }
+  return py::make_tuple(keys, parents, times);
+}
+
 }  // namespace
 
 void bind_block_store(py::module_& m) {
@@ -44,20 +77,35 @@ void bind_block_store(py::module_& m) {
       m, "BlockStore", "Full Blocks as files of one directory, found by chained keys.")
       .def(py::init([](const std::string& root, const py::bytes& name_space,
                        const BlockLayout& layout, uint64_t max_bytes, uint64_t free_space_floor,
-                       bool fsync, uint32_t stale_temporary_seconds, bool verify_checksums) {
-             StoreOptions options;
-             options.max_bytes = max_bytes;
-             options.free_space_floor = free_space_floor;
-             options.durability = fsync ? Durability::kFsync : Durability::kNone;
-             options.stale_temporary_seconds = stale_temporary_seconds;
-             options.verify_checksums = verify_checksums;
+                       bool fsync, uint32_t stale_temporary_seconds, bool verify_checksums,
+                       bool remove_corrupt, double operation_timeout_s) {
+             const StoreOptions options =
+                 to_options(max_bytes, free_space_floor, fsync, stale_temporary_seconds,
+                            verify_checksums, remove_corrupt, operation_timeout_s);
              const BlockKey key = to_key(name_space, "name_space");
              const py::gil_scoped_release release;
              return std::make_shared<BlockStore>(root, key, layout, options);
            }),
            py::arg("root"), py::arg("name_space"), py::arg("layout"), py::arg("max_bytes") = 0,
            py::arg("free_space_floor") = 0, py::arg("fsync") = false,
-           py::arg("stale_temporary_seconds") = 300, py::arg("verify_checksums") = true)
+           py::arg("stale_temporary_seconds") = 300, py::arg("verify_checksums") = true,
+           py::arg("remove_corrupt") = true, py::arg("operation_timeout_s") = 10.0)
+      .def_static(
+          "open_existing",
+          [](const std::string& root, uint64_t max_bytes, uint64_t free_space_floor, bool fsync,
+             uint32_t stale_temporary_seconds, bool verify_checksums, bool remove_corrupt,
+             double operation_timeout_s) {
+            const StoreOptions options =
+                to_options(max_bytes, free_space_floor, fsync, stale_temporary_seconds,
+                           verify_checksums, remove_corrupt, operation_timeout_s);
+            const py::gil_scoped_release release;
+            return std::shared_ptr<BlockStore>(BlockStore::open_existing(root, options));
+          },
+          py::arg("root"), py::arg("max_bytes") = 0, py::arg("free_space_floor") = 0,
+          py::arg("fsync") = false, py::arg("stale_temporary_seconds") = 300,
+          py::arg("verify_checksums") = true, py::arg("remove_corrupt") = true,
+          py::arg("operation_timeout_s") = 10.0,
+          "Opens what is there, whatever namespace and layout it is for.")
       .def(
           "lookup",
           [](BlockStore& self, const Array<uint8_t>& keys, const py::bytes& parent) {
@@ -92,6 +140,29 @@ void bind_block_store(py::module_& m) {
       .def("evict", &BlockStore::evict, py::call_guard<py::gil_scoped_release>())
       .def("rescan", &BlockStore::rescan, py::call_guard<py::gil_scoped_release>())
       .def(
+          "list",
+          [](BlockStore& self) {
+            std::vector<std::pair<BlockId, uint64_t>> blocks;
+            {
+              const py::gil_scoped_release release;
+              blocks = self.list();
+            }
+            return to_arrays(blocks);
+          },
+          "(keys [n, 32], parents [n, 32], file times [n] in ns since 1970) of all blocks.")
+      .def(
+          "read_latency",
+          [](const BlockStore& self, double share) {
+            return static_cast<double>(self.read_latency_ns(share)) * 1e-9;
+          },
+          py::arg("share"), "Seconds within which that share of all blocks was read.")
+      .def(
+          "write_latency",
+          [](const BlockStore& self, double share) {
+            return static_cast<double>(self.write_latency_ns(share)) * 1e-9;
+          },
+          py::arg("share"), "Seconds within which that share of all blocks was written.")
+      .def(
           "path_of",
           [](const BlockStore& self, const py::bytes& key, const py::bytes& parent) {
             return self.path_of({to_key(key, "key"), to_key(parent, "parent")});
@@ -99,6 +170,11 @@ void bind_block_store(py::module_& m) {
           py::arg("key"), py::arg("parent"))
       .def("stats", [](const BlockStore& self) { return to_dict(self.stats()); })
       .def_property_readonly("root", &BlockStore::root)
+      .def_property_readonly("name_space",
+                             [](const BlockStore& self) {
+                               const BlockKey& key = self.name_space();
+                               return py::bytes(reinterpret_cast<const char*>(key.data()), 32);
+                             })
       .def_property_readonly("layout", &BlockStore::layout)
       .def_property_readonly("header_bytes", &BlockStore::header_bytes)
       .def_property_readonly("file_bytes", &BlockStore::file_bytes)

@@ -1,38 +1,56 @@
 #include "kvtransfer/block_store.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
+#include <optional>
 
 #include "base/fd.h"
+#include "base/histogram.h"
 #include "store/block_file.h"
 #include "store/catalog.h"
 #include "store/directory_scan.h"
+#include "store/manifest.h"
+#include "store/mount.h"
 #include "store/store_io.h"
 
 namespace kvtransfer {
 
-namespace fs = std::filesystem;
+struct StoreLatencies {
+  Histogram read, write;
+};
 
 namespace {
 
-constexpr char kManifestName[] = "KVTRANSFER";
-constexpr char kLockName[] = "evict.lock";
+// Blocks per step of merging a scan: lookups wait for one step at most, some 100 us.
+constexpr uint32_t kMergeStep = 1000;
 
+// Asked of a file that is there on a read-only file system, too.
 bool probe_direct_io(const std::string& root) {
-  const std::string path = root + "/" + kTemporaryPrefix + "probe-" + std::to_string(getpid());
-  const Fd fd(open(path.c_str(), O_CREAT | O_WRONLY | O_DIRECT | O_CLOEXEC, 0644));
-  unlink(path.c_str());
-  return fd.valid();
+  return Fd(open((root + "/" + kManifestName).c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC)).valid();
+}
+
+// Whether each path is a file of exactly that size; stops after the first that isn't if asked to.
+std::vector<bool> stat_files(const std::vector<std::string>& paths, uint64_t bytes, bool prefix) {
+  std::vector<bool> there(paths.size());
+  for (size_t i = 0; i < paths.size(); ++i) {
+    struct stat info;
+    there[i] =
+        stat(paths[i].c_str(), &info) == 0 && static_cast<uint64_t>(info.st_size) == bytes;
+    if (prefix && !there[i]) break;
+  }
+  return there;
+}
+
+std::optional<DirectoryScan> scan_mount(BlockStore& store) {
+  return store.mount().sweep<DirectoryScan>(
+      [root = store.root(), bytes = store.file_bytes(),
+       stale = store.options().stale_temporary_seconds] {
+        return scan_directory(root, bytes, stale);
+      });
 }
 
 }  // namespace
@@ -55,47 +73,37 @@ BlockStore::BlockStore(const std::string& root, const BlockKey& name_space,
       layout_(layout),
       options_(options),
       header_bytes_(header_pages_bytes(layout.num_layers())),
+      mount_(std::make_unique<Mount>(root, int64_t{options.operation_timeout_ms} * 1'000'000)),
+      latencies_(std::make_unique<StoreLatencies>()),
       catalog_(std::make_unique<Catalog>(name_space)) {
-  open_root();
-  check_manifest();
-  direct_io_ = probe_direct_io(root_);
-  rescan();
-}
-
-BlockStore::~BlockStore() = default;
-
-void BlockStore::open_root() {
-  std::error_code code;
-  fs::create_directories(root_, code);
-  if (code || !fs::is_directory(root_, code)) {
-    throw Error(ErrorCode::kIo, "store directory " + root_ + " can't be used",
-                code ? code.value() : ENOTDIR);
+  // By value: if the mount hangs, the work may outlive this.
+  const std::string manifest = manifest_text({name_space_, layout_});
+  const auto opened =
+      mount_->sweep<Outcome>([root, manifest] { return open_store_directory(root, manifest); });
+  if (opened && !opened->ok()) throw Error(opened->code, opened->text, opened->sys_errno);
+  if (!opened || !rescan()) {
+    throw Error(ErrorCode::kTimeout, "store " + root + ": the file system doesn't answer");
+  }
+  direct_io_ = mount_->ask<bool>([root] { return probe_direct_io(root); }).value_or(false);
+  if (options.max_bytes != 0 || options.free_space_floor != 0) {
+    keeper_ = std::thread([this] { keep(); });
   }
 }
 
-void BlockStore::check_manifest() {
-  const std::string path = root_ + "/" + kManifestName;
-  const std::string wanted = "kvtransfer block store, format " +
-                             std::to_string(kBlockFormatVersion) + "\nnamespace " +
-                             to_hex(name_space_) + "\nlayout " + layout_.to_string() + " #" +
-                             std::to_string(layout_.digest()) + "\n";
-  if (!fs::exists(path)) {
-    // Written under another name and linked, so that two processes starting at once agree.
-    const std::string temporary =
-        root_ + "/" + kTemporaryPrefix + "manifest-" + std::to_string(getpid());
-    std::ofstream(temporary, std::ios::binary) << wanted;
-    [[maybe_unused]] const int rc = link(temporary.c_str(), path.c_str());
-    unlink(temporary.c_str());
+BlockStore::~BlockStore() {
+  if (!keeper_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
   }
-  std::ifstream file(path, std::ios::binary);
-  std::string found(4096, '\0');
-  file.read(found.data(), static_cast<std::streamsize>(found.size()));
-  found.resize(static_cast<size_t>(file.gcount()));
-  if (found != wanted) {
-    throw Error(ErrorCode::kMismatch,
-                "store " + root_ + " was made for another format, namespace or layout; found [" +
-                    found + "], this run needs [" + wanted + "]: use another store directory");
-  }
+  keeper_wake_.notify_all();
+  keeper_.join();
+}
+
+std::unique_ptr<BlockStore> BlockStore::open_existing(const std::string& root,
+                                                      const StoreOptions& options) {
+  const Manifest manifest = parse_manifest(read_manifest(root));
+  return std::make_unique<BlockStore>(root, manifest.name_space, manifest.layout, options);
 }
 
 std::string BlockStore::directory_of(const BlockId& id) const {
@@ -107,25 +115,33 @@ std::string BlockStore::path_of(const BlockId& id) const {
   return directory_of(id) + "/" + block_name(id);
 }
 
-bool BlockStore::exists(const BlockId& id) noexcept {
-  struct stat info;
-  return stat(path_of(id).c_str(), &info) == 0 &&
-         static_cast<uint64_t>(info.st_size) == file_bytes();
+std::vector<bool> BlockStore::find_existing(std::span<const BlockId> ids, bool prefix) noexcept {
+  if (ids.empty()) return {};
+  std::vector<std::string> paths;
+  for (const BlockId& id : ids) paths.push_back(path_of(id));
+  const auto there = mount_->ask<std::vector<bool>>(
+      [paths = std::move(paths), bytes = file_bytes(), prefix] {
+        return stat_files(paths, bytes, prefix);
+      });
+  return there.value_or(std::vector<bool>(ids.size()));
 }
 
 uint32_t BlockStore::lookup(std::span<const BlockId> chain) noexcept {
   uint32_t found = 0;
-  while (found < chain.size()) {
+  if (!mount_->slow()) {
     {
-      const std::lock_guard lock(mutex_);
+      const std::shared_lock lock(catalog_mutex_);
       while (found < chain.size() && catalog_->touch(chain[found].key)) ++found;
-      if (found == chain.size()) break;
     }
-    // Not known here; another process may have written it since.
-    if (!exists(chain[found])) break;
-    const std::lock_guard lock(mutex_);
-    catalog_->insert(chain[found]);
-    ++found;
+    // Not known here; another process may have written the rest since.
+    const auto there = find_existing(chain.subspan(found), true);
+    const auto more = static_cast<uint32_t>(
+        std::find(there.begin(), there.end(), false) - there.begin());
+    if (more > 0) {
+      const std::unique_lock lock(catalog_mutex_);
+      for (const BlockId& id : chain.subspan(found, more)) catalog_->insert(id);
+    }
+    found += more;
   }
   const std::lock_guard lock(mutex_);
   stats_.hits += found;
@@ -133,132 +149,127 @@ uint32_t BlockStore::lookup(std::span<const BlockId> chain) noexcept {
   return found;
 }
 
+bool BlockStore::known(const BlockId& id) const noexcept {
+  const std::shared_lock lock(catalog_mutex_);
+  return catalog_->contains(id.key);
+}
+
 bool BlockStore::contains(const BlockId& id) noexcept {
-  {
-    const std::lock_guard lock(mutex_);
-    if (catalog_->contains(id.key)) return true;
-  }
-  return exists(id);
+  return known(id) || find_existing({&id, 1}, false)[0];
 }
 
 void BlockStore::forget(const BlockKey& key) noexcept {
-  const std::lock_guard lock(mutex_);
+  const std::unique_lock lock(catalog_mutex_);
   catalog_->erase(key);
 }
 
 void BlockStore::pin(std::span<const BlockId> chain) noexcept {
-  const std::lock_guard lock(mutex_);
+  const std::unique_lock lock(catalog_mutex_);
   for (const BlockId& id : chain) catalog_->pin(id.key);
 }
 
 void BlockStore::unpin(std::span<const BlockId> chain) noexcept {
-  const std::lock_guard lock(mutex_);
+  const std::unique_lock lock(catalog_mutex_);
   for (const BlockId& id : chain) catalog_->unpin(id.key);
 }
 
 StoreStats BlockStore::stats() const {
-  const std::lock_guard lock(mutex_);
-  StoreStats stats = stats_;
+  StoreStats stats;
+  {
+    const std::lock_guard lock(mutex_);
+    stats = stats_;
+  }
+  const std::shared_lock lock(catalog_mutex_);
   stats.blocks = catalog_->size();
   stats.bytes = stats.blocks * file_bytes();
+  stats.mount_slow = mount_->slow();
   return stats;
 }
 
-bool BlockStore::space_left() noexcept {
-  struct statvfs info;
-  if (statvfs(root_.c_str(), &info) != 0) return true;  // let the write itself say what is wrong
-  return uint64_t{info.f_bavail} * info.f_frsize >= options_.free_space_floor + file_bytes();
-}
-
-// True when one block more than there are and will be breaks the cap.
-bool BlockStore::over_cap() const noexcept {
+void BlockStore::end_writes(uint32_t reserved) noexcept {
   const std::lock_guard lock(mutex_);
-  return options_.max_bytes != 0 &&
-         (catalog_->size() + writing_ + 1) * file_bytes() > options_.max_bytes;
-}
-
-bool BlockStore::admit_write() noexcept {
-  if (over_cap()) evict();
-  const bool over = over_cap();
-  const bool admitted = !over && space_left();
-  const std::lock_guard lock(mutex_);
-  if (admitted) ++writing_;
-  if (!admitted) ++stats_.refused_full;
-  if (!admitted && !stats_.writes_stopped) {
-    fprintf(stderr, "kvtransfer: store %s is full (%s): writes stop, reads go on\n", root_.c_str(),
-            over ? "byte cap, nothing left to evict" : "free space floor");
-  }
-  stats_.writes_stopped = !admitted;
-  return admitted;
-}
-
-void BlockStore::end_writes(uint32_t admitted) noexcept {
-  const std::lock_guard lock(mutex_);
-  writing_ -= std::min<uint64_t>(admitted, writing_);
+  writing_ -= std::min<uint64_t>(reserved, writing_);
 }
 
 void BlockStore::published(const BlockId& id, bool duplicate) noexcept {
+  {
+    const std::unique_lock lock(catalog_mutex_);
+    catalog_->insert(id);
+  }
   const std::lock_guard lock(mutex_);
-  catalog_->insert(id);
   ++(duplicate ? stats_.duplicates : stats_.published);
+  ++unscanned_;
   stats_.writes_stopped = false;
 }
 
-void BlockStore::write_failed(int error) noexcept {
+void BlockStore::write_failed(const std::string& why) noexcept {
   const std::lock_guard lock(mutex_);
   ++stats_.refused_full;
+  say_full(why);
+}
+
+// REQUIRES: mutex_ is held.
+void BlockStore::say_full(const std::string& why) noexcept {
   if (!stats_.writes_stopped) {
     fprintf(stderr, "kvtransfer: store %s: %s: writes stop, reads go on\n", root_.c_str(),
-            strerror(error));
+            why.c_str());
   }
   stats_.writes_stopped = true;
 }
 
 void BlockStore::read_failed(const BlockId& id, bool corrupt) noexcept {
-  if (corrupt) unlink(path_of(id).c_str());
+  if (corrupt && options_.remove_corrupt) mount_->post([path = path_of(id)] { unlink(path.c_str()); });
+  forget(id.key);
   const std::lock_guard lock(mutex_);
-  catalog_->erase(id.key);
   if (corrupt) ++stats_.corrupt;
 }
 
-void BlockStore::rescan() {
-  const DirectoryScan scan = scan_directory(root_, file_bytes(), options_.stale_temporary_seconds);
-  const std::lock_guard lock(mutex_);
-  catalog_->replace(scan.blocks);
-  stats_.swept_temporaries += scan.swept_temporaries;
+int64_t BlockStore::read_latency_ns(double share) const noexcept {
+  return latencies_->read.percentile(share);
+}
+int64_t BlockStore::write_latency_ns(double share) const noexcept {
+  return latencies_->write.percentile(share);
+}
+void BlockStore::record_read_latency(int64_t ns) noexcept {
+  latencies_->read.record(ns);
+}
+void BlockStore::record_write_latency(int64_t ns) noexcept {
+  latencies_->write.record(ns);
 }
 
-uint64_t BlockStore::evict() {
-  if (options_.max_bytes == 0) return 0;
-  const std::string lock_path = root_ + "/" + kLockName;
-  const Fd lock(open(lock_path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644));
-  if (!lock.valid() || flock(lock.get(), LOCK_EX) != 0) return 0;
-  rescan();  // others write and evict too
-  return remove_leaves(options_.max_bytes - options_.max_bytes / 20);
-}
-
-uint64_t BlockStore::remove_leaves(uint64_t target_bytes) {
-  std::vector<BlockId> plan;
+bool BlockStore::rescan() {
   {
-    const std::lock_guard guard(mutex_);
-    // Room for what is being written and one more, whatever the hysteresis leaves.
-    const uint64_t most = options_.max_bytes / file_bytes();
-    const uint64_t room = most - std::min(most, writing_ + 1);
-    plan = catalog_->plan_eviction(std::min(target_bytes / file_bytes(), room));
+    const std::unique_lock lock(catalog_mutex_);
+    catalog_->begin_scan();
   }
-  uint64_t removed = 0;
-  for (const BlockId& id : plan) {
-    const bool gone = unlink(path_of(id).c_str()) == 0 || errno == ENOENT;
-    const std::lock_guard guard(mutex_);
-    if (gone) {
-      catalog_->erase(id.key);
-      ++stats_.evicted;
-      ++removed;
-    } else {
-      ++stats_.unremovable;  // skipped; the rest of the plan goes on
-    }
+  {
+    const std::lock_guard lock(mutex_);
+    unscanned_ = 0;
   }
-  return removed;
+  const auto scan = scan_mount(*this);
+  if (!scan) return false;
+  const std::span found(scan->blocks);
+  {
+    const std::unique_lock lock(catalog_mutex_);
+    catalog_->reserve(found.size());
+  }
+  for (size_t at = 0; at < found.size(); at += kMergeStep) {
+    const std::unique_lock lock(catalog_mutex_);
+    catalog_->merge(found.subspan(at, std::min<size_t>(kMergeStep, found.size() - at)));
+  }
+  for (bool done = false; !done;) {
+    const std::unique_lock lock(catalog_mutex_);
+    done = catalog_->sweep(8 * kMergeStep);
+  }
+  const std::lock_guard lock(mutex_);
+  stats_.swept_temporaries += scan->swept_temporaries;
+  return true;
+}
+
+std::vector<std::pair<BlockId, uint64_t>> BlockStore::list() {
+  auto scan = scan_mount(*this);
+  if (!scan) throw Error(ErrorCode::kTimeout, "store " + root_ + ": the file system doesn't answer");
+  return std::move(scan->blocks);
 }
 
 uint32_t BlockStore::get(std::span<const BlockId> chain, BufferPool& pool,

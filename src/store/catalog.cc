@@ -112,24 +112,31 @@ Catalog::Node& Catalog::add(const BlockId& id) {
     ++nodes_[parent].children;
     ++size_;
   }
+  nodes_[index].scan = scan_;
   return nodes_[index];
 }
 
 void Catalog::insert(const BlockId& id, uint64_t last_use) {
   if (id.key == id.parent) return;  // only a forged name says so
-  add(id).last_use = last_use != 0 ? last_use : ++clock_;
+  add(id).last_use = last_use != 0 ? last_use : clock_.fetch_add(1, std::memory_order_relaxed);
 }
 
-bool Catalog::touch(const BlockKey& key) noexcept {
-  Node* node = find_present(key);
+bool Catalog::touch(const BlockKey& key) const noexcept {
+  const Node* node = find_present(key);
   if (node == nullptr) return false;
-  node->last_use = ++clock_;
+  const uint64_t now = clock_.fetch_add(1, std::memory_order_relaxed);
+  std::atomic_ref(node->last_use).store(now, std::memory_order_relaxed);
   return true;
 }
 
 bool Catalog::erase(const BlockKey& key) noexcept {
   const Index index = find(key);
   if (index == kNone || !nodes_[index].present) return false;
+  erase_node(index);
+  return true;
+}
+
+void Catalog::erase_node(Index index) noexcept {
   Node& node = nodes_[index];
   const Index parent = node.parent;
   node.present = false;
@@ -139,7 +146,6 @@ bool Catalog::erase(const BlockKey& key) noexcept {
   --nodes_[parent].children;
   release_if_unused(index);
   release_if_unused(parent);
-  return true;
 }
 
 void Catalog::pin(const BlockKey& key) noexcept {
@@ -177,7 +183,8 @@ std::vector<BlockId> Catalog::plan_eviction(uint64_t keep) const {
   std::vector<Candidate> found;
   const std::vector<bool> reachable = find_reachable();
   const auto candidate = [&](Index index) {
-    return Candidate{reachable[index] ? nodes_[index].last_use : 0, index};
+    const std::atomic_ref last_use(nodes_[index].last_use);
+    return Candidate{reachable[index] ? last_use.load(std::memory_order_relaxed) : 0, index};
   };
   for (Index index = 0; index < nodes_.size(); ++index) {
     const Node& node = nodes_[index];
@@ -197,21 +204,29 @@ std::vector<BlockId> Catalog::plan_eviction(uint64_t keep) const {
   return plan;
 }
 
-void Catalog::replace(const std::vector<std::pair<BlockId, uint64_t>>& found) {
-  Catalog fresh(nodes_[kRoot].key);
-  fresh.clock_ = clock_;
-  size_t slots = kFirstSlots;
-  while ((found.size() + 2) * 4 > slots * 3) slots *= 2;
-  fresh.grow(slots);
-  fresh.nodes_.reserve(found.size() + found.size() / 8 + 1);
+void Catalog::reserve(size_t num_blocks) {
+  size_t slots = table_.size();
+  while ((num_blocks + 2) * 4 > slots * 3) slots *= 2;
+  if (slots != table_.size()) grow(slots);
+  if (num_blocks >= nodes_.capacity()) nodes_.reserve(num_blocks + num_blocks / 8 + 1);
+}
+
+void Catalog::merge(std::span<const std::pair<BlockId, uint64_t>> found) {
   for (const auto& [id, file_time] : found) {
     if (id.key == id.parent) continue;
-    Node& node = fresh.add(id);
-    const Node* old = find_present(id.key);
-    node.last_use = std::max(file_time, old != nullptr ? old->last_use : 0);
-    if (old != nullptr) node.pins = old->pins;
+    Node& node = add(id);
+    node.last_use = std::max(node.last_use, file_time);
   }
-  *this = std::move(fresh);
+}
+
+bool Catalog::sweep(uint32_t max_nodes) noexcept {
+  const auto end = static_cast<Index>(std::min<size_t>(nodes_.size(), size_t{swept_} + max_nodes));
+  for (; swept_ < end; ++swept_) {
+    if (nodes_[swept_].present && nodes_[swept_].scan != scan_) erase_node(swept_);
+  }
+  const bool done = swept_ >= nodes_.size();
+  if (done) swept_ = 0;
+  return done;
 }
 
 }  // namespace kvtransfer

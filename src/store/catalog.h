@@ -5,13 +5,16 @@
 // parent that is not known itself but has known children is a node that is not `present`; blocks
 // below one are orphans: no lookup can reach them, so they are evicted first.
 //
-// Not thread-safe (BlockStore's lock guards it). Invariants:
+// Thread safety: const methods and touch() may run together; the others need the catalog for
+// themselves (BlockStore's reader-writer lock). Invariants:
 //  1. A node's `children` counts its present children. A node that is neither present nor a parent
 //     of anything is free, but for node 0, the root.
 //  2. Every node that is not free is in the table, and nothing else is.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -25,7 +28,7 @@ class Catalog {
 
   bool contains(const BlockKey& key) const noexcept { return find_present(key) != nullptr; }
   // Marks a block as used now. False if it isn't known.
-  bool touch(const BlockKey& key) noexcept;
+  bool touch(const BlockKey& key) const noexcept;
   // `last_use` orders blocks that this process has not used (file times); 0 means now.
   void insert(const BlockId& id, uint64_t last_use = 0);
   bool erase(const BlockKey& key) noexcept;
@@ -37,8 +40,14 @@ class Catalog {
   std::vector<BlockId> plan_eviction(uint64_t keep) const;
 
   uint64_t size() const noexcept { return size_; }
-  // Replaces what is known by what a scan found, keeping use times and pins.
-  void replace(const std::vector<std::pair<BlockId, uint64_t>>& found);
+
+  // A scan of the directory replaces what is known, in steps between which others may use the
+  // catalog: begin_scan() before the directory is read, merge() with all that was found, then
+  // sweep() until it returns true. Blocks inserted meanwhile stay, use times and pins are kept.
+  void begin_scan() noexcept { ++scan_; }
+  void reserve(size_t num_blocks);
+  void merge(std::span<const std::pair<BlockId, uint64_t>> found);
+  bool sweep(uint32_t max_nodes) noexcept;
   // Of the heap.
   uint64_t memory_bytes() const noexcept {
     return nodes_.capacity() * sizeof(Node) + table_.capacity() * sizeof(Slot);
@@ -51,11 +60,12 @@ class Catalog {
 
   struct Node {
     BlockKey key;
-    uint64_t last_use = 0;
+    alignas(8) mutable uint64_t last_use = 0;  // through atomic_ref, where readers may run
     Index parent = kNone;  // next free node, in one that is free
     uint32_t children = 0;
     uint32_t pins = 0;
     bool present = false;
+    uint8_t scan = 0;  // the last one that saw it, or during which it came
   };
   static_assert(sizeof(Node) == 56);
   struct Slot {
@@ -73,6 +83,7 @@ class Catalog {
   const Node* find_present(const BlockKey& key) const noexcept {
     return const_cast<Catalog*>(this)->find_present(key);
   }
+  void erase_node(Index index) noexcept;
   Index find_or_add(const BlockKey& key);
   Node& add(const BlockId& id);
   void release_if_unused(Index index) noexcept;
@@ -85,7 +96,9 @@ class Catalog {
   Index free_ = kNone;
   uint64_t used_ = 0;  // nodes in the table
   uint64_t size_ = 0;  // present ones
-  uint64_t clock_ = kFirstUse;
+  mutable std::atomic<uint64_t> clock_{kFirstUse};  // a plain counter
+  uint8_t scan_ = 0;
+  Index swept_ = 0;  // nodes before it have been swept
 };
 
 }  // namespace kvtransfer

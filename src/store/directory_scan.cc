@@ -26,16 +26,6 @@ int digit_of(char c) {
   return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-std::optional<BlockKey> key_from_hex(std::string_view hex) {
-  BlockKey key;
-  for (size_t i = 0; i < key.size(); ++i) {
-    const int high = digit_of(hex[2 * i]), low = digit_of(hex[2 * i + 1]);
-    if (high < 0 || low < 0) return std::nullopt;
-    key[i] = static_cast<uint8_t>(high * 16 + low);
-  }
-  return key;
-}
-
 bool is_fan_out(std::string_view name) {
   return name.size() == 2 && digit_of(name[0]) >= 0 && digit_of(name[1]) >= 0;
 }
@@ -97,6 +87,17 @@ class Scanner {
 };
 
 }  // namespace
+
+std::optional<BlockKey> key_from_hex(std::string_view hex) {
+  BlockKey key;
+  if (hex.size() != kKeyHex) return std::nullopt;
+  for (size_t i = 0; i < key.size(); ++i) {
+    const int high = digit_of(hex[2 * i]), low = digit_of(hex[2 * i + 1]);
+    if (high < 0 || low < 0) return std::nullopt;
+    key[i] = static_cast<uint8_t>(high * 16 + low);
+  }
+  return key;
+}
 
 std::string block_name(const BlockId& id) {
   return to_hex(id.key) + "-" + to_hex(id.parent) + ".kvb";

@@ -17,6 +17,8 @@ inline constexpr char kTemporaryPrefix[] = ".tmp-";
 // "<key>-<parent>.kvb": both keys are in the name, so that a scan need not open any file.
 std::string block_name(const BlockId& id);
 std::optional<BlockId> id_from_name(std::string_view name);
+// Of exactly 64 lower-case digits.
+std::optional<BlockKey> key_from_hex(std::string_view hex);
 
 struct DirectoryScan {
   std::vector<std::pair<BlockId, uint64_t>> blocks;  // with their file times, ns since 1970

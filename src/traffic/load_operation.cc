@@ -1,3 +1,4 @@
+#include "store/mount.h"
 #include "traffic/operation.h"
 
 namespace kvtransfer {
@@ -15,7 +16,10 @@ class LoadOperation final : public Operation {
     job_.chain = std::move(spec.chain);
     job_.slots = std::move(spec.slots);
     job_.cuts = layout.cut_layers(spec.parts, BufferPool::kAlignment);
-    job_.on_layers = [this](uint32_t first, uint32_t end) { landed(first, end); };
+    job_.on_landed = [this](uint32_t first, uint32_t end) { landed(first, end); };
+    job_.on_layers = [this](uint32_t first, uint32_t end) {
+      for (uint32_t layer = first; into_ && layer < end; ++layer) into_->arrive(layer);
+    };
     pending_bytes_ = job_.chain.size() * layout.full_block_bytes();
     stats_.pending_read_bytes.fetch_add(pending_bytes_, std::memory_order_relaxed);
   }
@@ -24,9 +28,13 @@ class LoadOperation final : public Operation {
   bool step(Progress& progress) noexcept override {
     begin_job(progress);
     bool progressed = false;
-    for (uint64_t bytes; (bytes = progress.store_io->next_bytes(job_)) > 0; progressed = true) {
-      if (!progress.take(TrafficKind::kStorageRead, bytes)) break;
-      if (!progress.store_io->issue(job_)) break;
+    StoreIo& io = *progress.store_io;
+    if (io.store().mount().slow() && io.next_bytes(job_) > 0) {
+      io.abort(job_, {ErrorCode::kTimeout, 0, describe() + ": the store's mount doesn't answer"});
+    }
+    for (uint64_t bytes; (bytes = io.next_bytes(job_)) > 0; progressed = true) {
+      if (!io.may_read() || !progress.take(TrafficKind::kStorageRead, bytes)) break;
+      io.issue(job_);
     }
     // Waiters learn of a bad block at once, not when the last read in flight has come back.
     if (!job_.failure.ok() && !told_) {
@@ -34,12 +42,17 @@ class LoadOperation final : public Operation {
       stats_.record_failure(TrafficKind::kStorageRead);
       if (into_) into_->fail(job_.failure);
     }
-    if (finished()) {  // all accounts are settled before the ticket says so
+    if (decided()) {  // all accounts are settled before the ticket says so
       forget_pending(pending_bytes_);
       set_outcome(job_.failure);
-      set_blocks(job_.good_blocks);
+      set_blocks(finished() ? job_.good_blocks : job_.complete_blocks());
     }
     return progressed;
+  }
+
+  // A mount that hangs keeps the slots, and not the waiter.
+  bool decided() const noexcept override {
+    return finished() || (begun_ && job_.overdue);
   }
 
   bool finished() const noexcept override { return begun_ && job_.finished(); }
@@ -68,7 +81,6 @@ class LoadOperation final : public Operation {
     last_ns_ = now;
     forget_pending(bytes);
     add_bytes(bytes);
-    for (uint32_t layer = first; into_ && layer < end; ++layer) into_->arrive(layer);
   }
 
   void forget_pending(uint64_t bytes) noexcept {

@@ -51,6 +51,10 @@ class Operation {
   virtual bool step(Progress& progress) noexcept = 0;
   // Nothing left to do and nothing in flight.
   virtual bool finished() const noexcept = 0;
+  // The outcome is final, though a transfer may still be in flight.
+  virtual bool decided() const noexcept { return finished(); }
+  // Steps after all others, with what they leave of the queues.
+  virtual bool background() const noexcept { return false; }
   // No new pieces; finished() after what is in flight.
   virtual void stop(Progress& progress, Outcome why) noexcept = 0;
 
@@ -77,13 +81,18 @@ class Operation {
       progress.wake_at_ns = std::min(progress.wake_at_ns, deadline_ns_);
     }
   }
-  // Gives the slots back and tells the waiters. Called once, when finished().
-  void end(Progress& progress, Notifier& events) noexcept {
-    drop(*progress.pool);
+  // Tells the waiters, when decided(). The slots stay retained until end().
+  void settle(Notifier& events) noexcept {
+    if (ticket_->done()) return;
     ticket_->end_ns_ = now_ns();
     ticket_->done_.store(1, std::memory_order_release);
     futex_wake_all(ticket_->done_);
     events.ring();
+  }
+  // Gives the slots back, then tells the waiters. Called once, when finished().
+  void end(Progress& progress, Notifier& events) noexcept {
+    drop(*progress.pool);
+    settle(events);
   }
 
   const std::shared_ptr<Ticket>& ticket() const noexcept { return ticket_; }
@@ -91,12 +100,17 @@ class Operation {
   virtual std::string describe() const = 0;
 
  protected:
+  // What a ticket says is final once it is done.
   void set_outcome(Outcome outcome) noexcept {
-    if (ticket_->outcome_.ok()) ticket_->outcome_ = std::move(outcome);
+    if (!ticket_->done() && ticket_->outcome_.ok()) ticket_->outcome_ = std::move(outcome);
   }
-  void set_blocks(uint32_t blocks) noexcept { ticket_->blocks_ = blocks; }
+  void set_blocks(uint32_t blocks) noexcept {
+    if (!ticket_->done()) ticket_->blocks_ = blocks;
+  }
   void set_fresh(std::vector<bool> fresh) noexcept { ticket_->fresh_ = std::move(fresh); }
-  void add_bytes(uint64_t bytes) noexcept { ticket_->bytes_ += bytes; }
+  void add_bytes(uint64_t bytes) noexcept {
+    if (!ticket_->done()) ticket_->bytes_ += bytes;
+  }
 
  private:
   std::shared_ptr<Ticket> ticket_;

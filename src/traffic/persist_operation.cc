@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "store/mount.h"
 #include "traffic/operation.h"
 
 namespace kvtransfer {
@@ -22,13 +23,24 @@ class PersistOperation final : public Operation {
     begin_job(progress);
     bool progressed = false;
     const uint64_t bytes = progress.store_io->store().file_bytes();
+    StoreIo& io = *progress.store_io;
+    if (io.store().mount().slow()) {
+      stop(progress, {ErrorCode::kTimeout, 0, describe() + ": the store's mount doesn't answer"});
+    }
     while (job_.next_block < job_.chain.size()) {
-      if (!progress.take(TrafficKind::kStorageWrite, bytes)) break;
-      if (!progress.store_io->issue(job_)) break;
+      if (!io.may_write() || !progress.take(TrafficKind::kStorageWrite, bytes)) break;
+      io.issue(job_);
       progressed = true;
     }
-    if (finished()) finish(progress);
+    if (decided()) finish(progress);
     return progressed;
+  }
+
+  bool background() const noexcept override { return true; }
+
+  // A mount that hangs keeps the slots, and not the waiter.
+  bool decided() const noexcept override {
+    return finished() || (begun_ && job_.overdue);
   }
 
   bool finished() const noexcept override { return begun_ && job_.finished(); }
@@ -53,6 +65,7 @@ class PersistOperation final : public Operation {
   void end_writes() noexcept { store_->end_writes(std::exchange(admitted_, 0)); }
 
   void finish(Progress& progress) noexcept {
+    if (std::exchange(reported_, true)) return;
     end_writes();  // all accounts are settled before the ticket says so
     const auto stored = std::count(job_.stored.begin(), job_.stored.end(), true);
     const auto fresh =
@@ -73,6 +86,7 @@ class PersistOperation final : public Operation {
   std::shared_ptr<BlockStore> store_;
   uint32_t admitted_;
   bool begun_ = false;
+  bool reported_ = false;
 };
 
 }  // namespace

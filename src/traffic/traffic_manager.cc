@@ -40,6 +40,7 @@ struct TrafficManager::State {
   void run() noexcept;
   bool take_commands() noexcept;
   bool step_operations() noexcept;
+  bool step_operations(bool background) noexcept;
   bool ring_doorbells() noexcept;
   void sleep() noexcept;
   void stop_all() noexcept;
@@ -180,9 +181,18 @@ bool TrafficManager::State::take_commands() noexcept {
 }
 
 bool TrafficManager::State::step_operations() noexcept {
+  const bool moved = step_operations(false);
+  return step_operations(true) || moved;
+}
+
+bool TrafficManager::State::step_operations(bool background) noexcept {
   bool moved = false;
   for (auto it = operations.begin(); it != operations.end();) {
     Operation& operation = **it;
+    if (operation.background() != background) {
+      ++it;
+      continue;
+    }
     operation.check_limits(progress);
     moved |= operation.step(progress);
     if (operation.finished()) {
@@ -190,6 +200,7 @@ bool TrafficManager::State::step_operations() noexcept {
       it = operations.erase(it);
       moved = true;
     } else {
+      if (operation.decided()) operation.settle(*events);
       ++it;
     }
   }
@@ -207,6 +218,7 @@ bool TrafficManager::State::ring_doorbells() noexcept {
 
 void TrafficManager::State::sleep() noexcept {
   if (!peers.arm()) return;
+  if (store_io) progress.wake_at_ns = std::min(progress.wake_at_ns, store_io->next_look_ns());
   if (peers.draining()) {
     progress.wake_at_ns = std::min(progress.wake_at_ns, progress.now_ns + 10'000'000);
   }
@@ -283,16 +295,10 @@ std::shared_ptr<Ticket> TrafficManager::persist(PersistSpec spec) {
   require(spec.chain.size() == spec.slots.size(), "persist needs one slot per block");
   check_slots(*state_->pool, spec.slots);
   // Admission may scan the directory and evict, so it runs here and not in the progress thread.
-  uint32_t admitted = 0;
-  size_t blocks = 0;
-  for (; blocks < spec.chain.size(); ++blocks) {
-    if (state_->store->contains(spec.chain[blocks])) continue;
-    if (!state_->store->admit_write()) break;
-    ++admitted;
-  }
-  spec.chain.resize(blocks);
-  spec.slots.resize(blocks);
-  return state_->submit(make_persist(std::move(spec), state_->store, admitted));
+  const Admission admitted = state_->store->admit(spec.chain);
+  spec.chain.resize(admitted.blocks);
+  spec.slots.resize(admitted.blocks);
+  return state_->submit(make_persist(std::move(spec), state_->store, admitted.reserved));
 }
 
 namespace {

@@ -193,8 +193,8 @@ TEST_F(BlockStoreTest, AStoreOfAnotherNamespaceOrLayoutIsRefusedByName) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kMismatch);
-    EXPECT_NE(std::string(error.what()).find("32 tokens"), std::string::npos);
-    EXPECT_NE(std::string(error.what()).find("16 tokens"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("block_tokens 32"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("block_tokens 16"), std::string::npos);
   }
   std::ofstream(path + "/KVTRANSFER") << "kvtransfer block store, format 99\n";
   EXPECT_THROW(open(), Error);
@@ -241,11 +241,14 @@ TEST_F(BlockStoreTest, AdmissionCountsWhatIsBeingWritten) {
   StoreOptions options;
   options.max_bytes = 3 * BufferPool::slot_bytes(4096, layout_.full_block_bytes());
   BlockStore store = open(options);
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(store.admit_write());
-  EXPECT_FALSE(store.admit_write()) << "three are on their way already";
+  const auto chain = make_chain(root_, 5);
+  const Admission first = store.admit(std::span(chain).first(3));
+  EXPECT_EQ(first.blocks, 3u);
+  EXPECT_EQ(first.reserved, 3u);
+  EXPECT_EQ(store.admit(chain).blocks, 0u) << "three are on their way already";
   store.end_writes(3);
-  EXPECT_TRUE(store.admit_write());
-  store.end_writes(1);
+  EXPECT_EQ(store.admit(chain).blocks, 3u) << "as many as the cap allows";
+  store.end_writes(3);
 }
 
 TEST_F(BlockStoreTest, PinnedBlocksStay) {
@@ -331,7 +334,7 @@ TEST_F(BlockStoreTest, ReadErrorsAreMissesWithAReasonThatNamesTheBlock) {
   job.chain = chain;
   job.slots = acquire(*pool_, 4);
   job.cuts = layout_.cut_layers(1, 4096);
-  job.on_layers = [](uint32_t, uint32_t) {};
+  job.on_landed = job.on_layers = [](uint32_t, uint32_t) {};
   io.begin(job);
   while (!job.finished()) {
     while (io.issue(job)) {
@@ -365,6 +368,7 @@ TEST_F(BlockStoreTest, ReadingInPartsAnnouncesLayersFrontFirstAndKeepsTheBytes) 
   job.slots = into;
   job.cuts = layout.cut_layers(4, 4096);
   std::vector<uint32_t> arrivals(8);
+  job.on_landed = [](uint32_t, uint32_t) {};
   job.on_layers = [&](uint32_t first, uint32_t end) {
     for (uint32_t l = first; l < end; ++l) ++arrivals[l];
     for (uint32_t l = 0; l < first; ++l) EXPECT_GE(arrivals[l] + 2, arrivals[first]);

@@ -25,6 +25,16 @@ class CatalogTest : public ::testing::Test {
     for (const BlockId& id : chain) catalog_.insert(id);
     return chain;
   }
+  // What a scan of the directory does, in small steps.
+  void scan(const std::vector<std::pair<BlockId, uint64_t>>& found) {
+    catalog_.begin_scan();
+    catalog_.reserve(found.size());
+    for (size_t at = 0; at < found.size(); at += 3) {
+      catalog_.merge(std::span(found).subspan(at, std::min<size_t>(3, found.size() - at)));
+    }
+    while (!catalog_.sweep(7)) {
+    }
+  }
   BlockKey root_ = make_key(1);
   Catalog catalog_{root_};
 };
@@ -88,7 +98,7 @@ TEST_F(CatalogTest, AScanReplacesWhatIsKnownButKeepsUseTimesAndPins) {
   std::vector<std::pair<BlockId, uint64_t>> found;
   for (const BlockId& id : chain) found.emplace_back(id, 5);
   for (const BlockId& id : fresh) found.emplace_back(id, 7);
-  catalog_.replace(found);
+  scan(found);
   EXPECT_EQ(catalog_.size(), 5u);
   EXPECT_FALSE(catalog_.contains(gone[0].key));
   EXPECT_EQ(keys_of(catalog_.plan_eviction(0)), (std::vector<BlockKey>{fresh[1].key, fresh[0].key}))
@@ -97,10 +107,25 @@ TEST_F(CatalogTest, AScanReplacesWhatIsKnownButKeepsUseTimesAndPins) {
   EXPECT_EQ(keys_of(catalog_.plan_eviction(3)).front(), fresh[1].key) << "not used by us";
 }
 
+TEST_F(CatalogTest, BlocksThatComeOrGoDuringAScanAreNotUndoneByIt) {
+  const auto old = add_chain(3, 0), meanwhile = make_chain(root_, 2, 1);
+  catalog_.begin_scan();
+  for (const BlockId& id : meanwhile) catalog_.insert(id);  // after their directory was read
+  catalog_.erase(old[2].key);
+  const std::vector<std::pair<BlockId, uint64_t>> found = {{old[0], 1}, {old[1], 1}};
+  catalog_.merge(found);
+  while (!catalog_.sweep(1)) {
+  }
+  for (const BlockId& id : meanwhile) EXPECT_TRUE(catalog_.contains(id.key));
+  EXPECT_EQ(catalog_.size(), 4u);
+  for (int round = 0; round < 300; ++round) scan({{old[0], 1}});  // the scan number wraps around
+  EXPECT_EQ(catalog_.size(), 1u);
+}
+
 TEST_F(CatalogTest, ABlockThatNamesItselfAsItsParentIsNotBelieved) {
   const BlockId forged{make_key(9), make_key(9)};
   catalog_.insert(forged);
-  catalog_.replace({{forged, 3}});
+  scan({{forged, 3}});
   EXPECT_EQ(catalog_.size(), 0u);
   EXPECT_FALSE(catalog_.erase(forged.key));
 }
@@ -185,7 +210,7 @@ TEST_F(CatalogTest, MemoryIsGivenBackByReuseAndABlockCostsAtMost150Bytes) {
   for (uint64_t branch = 0; branch < 200; ++branch) {
     for (const BlockId& id : make_chain(root_, 500, branch)) found.emplace_back(id, branch + 1);
   }
-  catalog_.replace(found);
+  scan(found);
   EXPECT_LE(catalog_.memory_bytes(), 150 * catalog_.size());
   const uint64_t before = catalog_.memory_bytes();
   for (int round = 0; round < 3; ++round) {

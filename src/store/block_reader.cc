@@ -1,0 +1,224 @@
+#include "store/block_reader.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "store/block_file.h"
+
+namespace kvtransfer {
+
+uint32_t ReadJob::complete_blocks() const noexcept {
+  uint32_t count = 0;
+  while (count < good_blocks && blocks[count].layers_done == cuts.back()) ++count;
+  return count;
+}
+
+void BlockReader::begin(ReadJob& job) {
+  job.blocks.assign(job.chain.size(), {});
+  job.good_blocks = static_cast<uint32_t>(job.chain.size());
+  job.unverified.reserve(job.chain.size());
+  job.paths.clear();
+  for (const BlockId& id : job.chain) job.paths.push_back(store_.path_of(id));
+  if (job.chain.empty()) job.next_part = job.num_parts();
+}
+
+uint64_t BlockReader::part_begin(const ReadJob& job, uint32_t part) const noexcept {
+  return part == 0 ? 0 : store_.header_bytes() + store_.layout().layer_offset(job.cuts[part]);
+}
+
+uint64_t BlockReader::part_end(const ReadJob& job, uint32_t part) const noexcept {
+  return part + 1 == job.num_parts()
+             ? store_.file_bytes()
+             : store_.header_bytes() + store_.layout().layer_offset(job.cuts[part + 1]);
+}
+
+uint64_t BlockReader::next_bytes(const ReadJob& job) const noexcept {
+  if (job.aborted || job.next_part >= job.num_parts()) return 0;
+  if (job.next_part > 0 && !job.blocks[job.next_block].opened) return 0;
+  return part_end(job, job.next_part) - part_begin(job, job.next_part);
+}
+
+bool BlockReader::issue(ReadJob& job) noexcept {
+  if (next_bytes(job) == 0) return false;
+  const uint32_t block = job.next_block;
+  if (job.next_part > 0) {
+    if (!read_part(job, block, job.next_part)) return false;
+  } else {
+    const int direct = store_.direct_io() ? O_DIRECT : 0;
+    if (!operations_.start({.step = BlockStep::kReadOpen, .read = &job, .block = block},
+                           {.op = IoOp::kOpen,
+                            .flags = O_RDONLY | O_CLOEXEC | direct,
+                            .path = job.paths[block].c_str()})) {
+      return false;
+    }
+    job.blocks[block].begin_ns = now_ns();
+  }
+  if (++job.next_block >= job.good_blocks) {
+    job.next_block = 0;
+    ++job.next_part;
+  }
+  return true;
+}
+
+bool BlockReader::read_part(ReadJob& job, uint32_t block, uint32_t part) noexcept {
+  const uint64_t begin = part_begin(job, part);
+  return operations_.start({.step = BlockStep::kRead, .read = &job, .block = block, .part = part},
+                           {.op = IoOp::kRead,
+                            .fd = job.blocks[block].fd,
+                            .buffer = pool_.slot_data(job.slots[block]) + begin,
+                            .offset = begin,
+                            .length = part_end(job, part) - begin});
+}
+
+void BlockReader::on_completion(const BlockOperation& operation, int64_t result) noexcept {
+  ReadJob& job = *operation.read;
+  if (operation.step == BlockStep::kReadOpen) {
+    on_open(operation, result);
+  } else {
+    on_read(operation, result);
+  }
+  // A worker may still be reading from a file of a job that was given up, as long as anything is in
+  // flight.
+  if (job.aborted && job.in_flight == 0) close_files(job);
+}
+
+void BlockReader::on_open(const BlockOperation& operation, int64_t result) noexcept {
+  ReadJob& job = *operation.read;
+  if (result < 0) {
+    const int error = static_cast<int>(-result);
+    return fail_block(job, operation.block, error == ENOENT ? ErrorCode::kNotFound : ErrorCode::kIo,
+                      error, "open");
+  }
+  job.blocks[operation.block].fd = static_cast<int>(result);
+  // Also after a failure further back: what is reported as good must have been read.
+  if (operation.overdue || operation.block >= job.good_blocks) {
+    return finish_part(job, operation.block);
+  }
+  // The completion just handled freed an entry, so this can't fail.
+  read_part(job, operation.block, 0);
+}
+
+void BlockReader::on_read(const BlockOperation& operation, int64_t result) noexcept {
+  ReadJob& job = *operation.read;
+  const uint32_t block = operation.block, part = operation.part;
+  if (operation.overdue) return finish_part(job, block);
+  const uint64_t wanted = part_end(job, part) - part_begin(job, part);
+  if (result != static_cast<int64_t>(wanted)) {
+    const int error = static_cast<int>(-result);
+    // An early end of file is a truncated block, not a failing device.
+    const auto code = error == ENODATA ? ErrorCode::kCorrupt : ErrorCode::kIo;
+    return fail_block(job, block, code, error,
+                      "read of " + std::to_string(wanted) + " bytes at offset " +
+                          std::to_string(part_begin(job, part)));
+  }
+  if (part == 0) {
+    const std::string why =
+        check_header(pool_.slot_data(job.slots[block]), store_, job.chain[block]);
+    if (!why.empty()) return fail_block(job, block, ErrorCode::kCorrupt, 0, "header: " + why);
+    job.blocks[block].opened = true;
+  }
+  const uint32_t first = job.cuts[part], end = job.cuts[part + 1];
+  if (!job.aborted && block < job.good_blocks) job.on_landed(first, end);
+  store_.record_read_latency(now_ns() - job.blocks[block].begin_ns);
+  finish_part(job, block);
+  if (!store_.options().verify_checksums) return announce(job, block, first, end);
+  if (job.unverified.empty()) verifying_.push_back(&job);
+  job.unverified.push_back({first, end, block});
+  std::push_heap(job.unverified.begin(), job.unverified.end(), std::greater<>());
+}
+
+bool BlockReader::verify(uint64_t budget_bytes) noexcept {
+  if (verifying_.empty()) return false;
+  for (uint64_t done = 0; !verifying_.empty() && done < budget_bytes;) {
+    ReadJob& job = *verifying_.front();
+    done += store_.layout().layer_bytes(job.unverified.front().layer);
+    if (!verify_next(job)) verifying_.erase(verifying_.begin());
+  }
+  return true;
+}
+
+// Verifies the lowest layer that waits; false when the job has nothing more to verify for now.
+bool BlockReader::verify_next(ReadJob& job) noexcept {
+  auto& heap = job.unverified;
+  std::pop_heap(heap.begin(), heap.end(), std::greater<>());
+  ReadJob::Unverified& next = heap.back();
+  const uint32_t layer = next.layer, block = next.block;
+  const bool wanted = block < job.good_blocks;
+  const bool good = wanted && check_layer(pool_.slot_data(job.slots[block]), store_, layer);
+  if (good && ++next.layer < next.end_layer) {
+    std::push_heap(heap.begin(), heap.end(), std::greater<>());
+  } else {
+    heap.pop_back();
+  }
+  if (good) {
+    announce(job, block, layer, layer + 1);
+  } else if (wanted) {
+    fail_block(job, block, ErrorCode::kCorrupt, 0,
+               "checksum of layer " + std::to_string(layer) + " differs");
+    if (job.in_flight == 0) close_files(job);
+  }
+  return !heap.empty();
+}
+
+void BlockReader::announce(ReadJob& job, uint32_t block, uint32_t first, uint32_t end) noexcept {
+  job.blocks[block].layers_done += end - first;
+  if (!job.aborted && block < job.good_blocks) job.on_layers(first, end);
+}
+
+// One piece of `block` is through; closes the file after the last one.
+void BlockReader::finish_part(ReadJob& job, uint32_t block) noexcept {
+  ReadJob::Block& state = job.blocks[block];
+  if (++state.parts_done == job.num_parts() && state.fd >= 0) {
+    operations_.close(state.fd);
+    state.fd = -1;
+  }
+}
+
+std::string BlockReader::describe(const ReadJob& job, uint32_t block) const {
+  return "block " + std::to_string(block) + " of " + std::to_string(job.chain.size()) + " (" +
+         job.paths[block] + ")";
+}
+
+void BlockReader::fail_block(ReadJob& job, uint32_t block, ErrorCode code, int error,
+                             std::string why) noexcept {
+  store_.read_failed(job.chain[block], code == ErrorCode::kCorrupt);
+  if (block < job.good_blocks) {
+    job.good_blocks = block;
+    if (error != 0) why += std::string(": ") + strerror(error);
+    job.failure = {code, error, describe(job, block) + ": " + why};
+  }
+  // The prefix before the bad block is still wanted only by a caller that starts over with it; this
+  // job's stream can't complete any more, so nothing further is issued.
+  job.aborted = true;
+}
+
+// The operation itself stays in flight, and so does the job.
+void BlockReader::on_overdue(const BlockOperation& operation) noexcept {
+  const int64_t seconds = store_.mount().timeout_ns() / 1'000'000'000;
+  operation.read->overdue = true;
+  fail_block(*operation.read, operation.block, ErrorCode::kTimeout, 0,
+             std::string(operation.step == BlockStep::kReadOpen ? "open" : "read") +
+                 ": no answer for " + std::to_string(seconds) + " s");
+}
+
+void BlockReader::close_files(ReadJob& job) noexcept {
+  for (ReadJob::Block& block : job.blocks) {
+    if (block.fd >= 0) operations_.close(block.fd);
+    block.fd = -1;
+  }
+}
+
+void BlockReader::abort(ReadJob& job, Outcome why) noexcept {
+  if (job.failure.ok()) {  // a bad block's good prefix stays; else nothing is claimed
+    job.failure = std::move(why);
+    job.good_blocks = 0;
+  }
+  job.aborted = true;
+  if (job.in_flight == 0) close_files(job);
+}
+
+}  // namespace kvtransfer
