@@ -5,8 +5,7 @@
 // (seccomp, kernel.io_uring_disabled, memlock). backend() and fallback_reason() say which one runs
 // and why.
 //
-// Thread safety: none; one owner thread prepares, submits and polls. event_fd() may be polled by
-// it. Invariants:
+// Thread safety: none; one owner thread prepares, submits, polls and waits. Invariants:
 //  1. A read or write completes with exactly `length` or with a negative errno. Short operations
 //  are
 //     resubmitted for their tail; an unexpected end of file is -ENODATA, a write that makes no
@@ -73,8 +72,9 @@ class IoQueue {
   virtual void submit() noexcept = 0;
   // Takes up to out.size() completions; never blocks.
   virtual size_t poll(std::span<IoCompletion> out) noexcept = 0;
-  // Readable when poll() may have something.
-  virtual int event_fd() const noexcept = 0;
+  // submit(), then sleeps until poll() may have something, one of `fds` is readable or the deadline
+  // has passed; may also return for nothing. One system call where the kernel can.
+  virtual void wait(std::span<const int> fds, int64_t deadline_ns) noexcept = 0;
 
   virtual uint32_t in_flight() const noexcept = 0;
   virtual uint32_t depth() const noexcept = 0;

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kvtransfer.cli import bench_ring
+from kvtransfer.cli import bench_ring, bench_store
 
 app = typer.Typer(
     help="Benchmarks; every row names its unit and its limit or peer.", no_args_is_help=True
@@ -21,6 +21,7 @@ app = typer.Typer(
 
 
 app.command("ring")(bench_ring.ring)
+app.command("store")(bench_store.store)
 
 
 @app.command()

@@ -247,9 +247,10 @@ def _bench(
     slots = max(2 * depth // CHAIN, 2) * CHAIN
     pool = make_pool(layout, slots)
     taken = pool.acquire(slots)
-    pool.region.array()[:] = np.random.default_rng(1).integers(
-        0, 256, 1 << 20, np.uint8
-    ).repeat(1)[np.arange(len(pool.region.array())) % (1 << 20)] if False else 7
+    data = np.random.default_rng(1).integers(0, 256, 1 << 20, np.uint8)
+    array = pool.region.array()
+    for at in range(0, len(array), len(data)):
+        array[at : at + len(data)] = data[: len(array) - at]
     count = max(round(megabytes * 1e6 / layout.full_block_bytes / CHAIN), 1) * CHAIN
     root = bytes(32)
     keys = np.concatenate(

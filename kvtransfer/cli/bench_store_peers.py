@@ -7,6 +7,7 @@ import os
 import random
 import resource
 import shutil
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -35,6 +36,7 @@ class Fio:
             *(f"--filesize={file_bytes}", f"--bs={file_bytes}", f"--size={file_bytes * count}"),
             *("--fallocate=none", "--output-format=json", "--lat_percentiles=1"),
         ]
+        self.start_cost: dict[str, float] = {}
 
     def read(self) -> Result:
         if not (self.folder / "file.0").exists():
@@ -48,17 +50,121 @@ class Fio:
         return self._run("write", creating)
 
     def _run(self, key: str, more: list[str]) -> Result:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        if key not in self.start_cost:
+            once = [self._start([*more, "--number_ios=1"])[0] for _ in range(3)]
+            self.start_cost[key] = statistics.median(once)
+        cpu, job = self._start(more)
+        part = job[key]
+        latency = part["lat_ns"]["percentile"]
+        return (
+            part["io_bytes"] / part["bw_bytes"],
+            max(cpu - self.start_cost[key], 0.0),
+            latency["50.000000"] / 1e9,
+            latency["99.000000"] / 1e9,
+        )
+
+    def _start(self, more: list[str]) -> tuple[float, dict[str, Any]]:
+        """CPU seconds of the whole process (its own figures leave the kernel's workers out)."""
+        before = _cpu_seconds(resource.RUSAGE_CHILDREN)
         done = subprocess.run([*self.common, *more], capture_output=True, text=True, check=False)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
         if done.returncode != 0:
             raise Unsupported(f"fio failed: {done.stderr.strip() or done.stdout.strip()}")
-        job = json.loads(done.stdout)["jobs"][0]
-        part = job[key]
-        seconds = part["io_bytes"] / part["bw_bytes"]
-        # All of the process: its own threads' share leaves out the kernel's workers. Starting fio
-        # costs some 50 ms of it, which is measured and taken off.
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        cpu = max(cpu - _start_cost(tuple(self.common[:1])), 0.0)
-        latency = part["lat_ns"]["percentile"]
-        return seconds, cpu, latency["50.000000"] / 1e9, latency["99.000000"] / 1e9
+        cpu = _cpu_seconds(resource.RUSAGE_CHILDREN) - before
+        return cpu, json.loads(done.stdout)["jobs"][0]
+
+
+class PlainFiles:
+    """A file per block in one Python thread: open, preadv or pwrite, close."""
+
+    def __init__(self, folder: Path, file_bytes: int, count: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.paths = [folder / f"block-{i}" for i in range(count)]
+        self.file_bytes = file_bytes
+
+    def read(self) -> Result:
+        if not self.paths[0].exists():
+            self.write()
+        buffer = bytearray(self.file_bytes)
+
+        def one(path: Path) -> None:
+            fd = os.open(path, os.O_RDONLY)
+            if os.preadv(fd, [buffer], 0) != self.file_bytes:
+                raise Unsupported(f"{path} is shorter than it was written")
+            os.close(fd)
+
+        return self._each(one, cold=True)
+
+    def write(self) -> Result:
+        data = os.urandom(self.file_bytes)
+        for path in self.paths:
+            path.unlink(missing_ok=True)
+
+        def one(path: Path) -> None:
+            path.write_bytes(data)
+
+        return self._each(one, cold=False)
+
+    def _each(self, one: Callable[[Path], None], cold: bool) -> Result:
+        if cold:
+            _drop_cache(self.paths)
+        times = []
+        cpu, begin = _cpu_seconds(), time.perf_counter()
+        for path in random.sample(self.paths, len(self.paths)):
+            at = time.perf_counter()
+            one(path)
+            times.append(time.perf_counter() - at)
+        seconds, cpu = time.perf_counter() - begin, _cpu_seconds() - cpu
+        times.sort()
+        return seconds, cpu, times[len(times) // 2], times[int(len(times) * 0.99)]
+
+
+class TorchFiles(PlainFiles):
+    """torch.save and torch.load of one tensor per block."""
+
+    def read(self) -> Result:
+        import torch
+
+        if not self.paths[0].exists():
+            self.write()
+        return self._each(lambda path: torch.load(path, weights_only=True), cold=True)
+
+    def write(self) -> Result:
+        import torch
+
+        tensor = torch.randint(0, 256, (self.file_bytes,), dtype=torch.uint8)
+        return self._each(lambda path: torch.save(tensor, path), cold=False)
+
+
+def count_system_calls(run: Callable[[], Any]) -> int | None:
+    """Of this process and its threads while ``run()`` runs; None without a working strace."""
+    if shutil.which("strace") is None:
+        return None
+    with tempfile.NamedTemporaryFile("r") as counts:
+        attach = ["strace", "-f", "-c", "-o", counts.name, "-p", str(os.getpid())]
+        tracer = subprocess.Popen(attach, stderr=subprocess.PIPE, text=True)
+        assert tracer.stderr is not None
+        if "attached" not in tracer.stderr.readline():
+            tracer.kill()
+            tracer.wait()
+            return None
+        run()
+        tracer.send_signal(signal.SIGINT)
+        tracer.wait()
+        for line in counts.read().splitlines():
+            fields = line.split()
+            if fields and fields[-1] == "total":
+                return int(fields[3] if len(fields) > 4 else fields[2])
+    return None
+
+
+def _drop_cache(paths: list[Path]) -> None:
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def _cpu_seconds(who: int = resource.RUSAGE_SELF) -> float:
+    usage = resource.getrusage(who)
+    return usage.ru_utime + usage.ru_stime

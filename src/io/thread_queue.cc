@@ -15,6 +15,7 @@
 #include "base/notifier.h"
 #include "io/io_slots.h"
 #include "io/twins.h"
+#include "io/wait.h"
 
 namespace kvtransfer {
 
@@ -90,7 +91,6 @@ class ThreadQueue final : public IoQueue {
 
   size_t poll(std::span<IoCompletion> out) noexcept override {
     if (slots_.in_flight() == 0) return 0;
-    done_event_.drain();
     const std::lock_guard lock(mutex_);
     const size_t count = std::min(out.size(), done_.size());
     for (size_t i = 0; i < count; ++i) {
@@ -99,11 +99,19 @@ class ThreadQueue final : public IoQueue {
       out[i] = {slots_[index].request.user_data, result};
       slots_.release(index);
     }
-    if (!done_.empty()) done_event_.ring();
     return count;
   }
 
-  int event_fd() const noexcept override { return done_event_.fd(); }
+  void wait(std::span<const int> fds, int64_t deadline_ns) noexcept override {
+    submit();
+    done_event_.drain();  // before looking, so that a ring after it is not lost
+    {
+      const std::lock_guard lock(mutex_);
+      if (!done_.empty()) return;
+    }
+    wait_readable(done_event_.fd(), fds, deadline_ns, scratch_);
+  }
+
   uint32_t in_flight() const noexcept override { return slots_.in_flight(); }
   uint32_t depth() const noexcept override { return slots_.depth(); }
   std::string_view backend() const noexcept override { return "threads"; }
@@ -136,6 +144,7 @@ class ThreadQueue final : public IoQueue {
   IoSlots slots_;
   std::vector<uint32_t> prepared_;
   Notifier done_event_;
+  std::vector<pollfd> scratch_;
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<uint32_t> pending_;  // guarded by mutex_

@@ -13,6 +13,7 @@
 #include "base/fd.h"
 #include "io/io_slots.h"
 #include "io/twins.h"
+#include "io/wait.h"
 
 namespace kvtransfer {
 
@@ -21,7 +22,7 @@ namespace {
 // Newer kernels have these; older headers may not. Tried in this order, dropped one at a time.
 constexpr unsigned kWantedFlags[] = {
     IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,  // 6.1
-    IORING_SETUP_COOP_TASKRUN,                                // 5.19
+    IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG,    // 5.19
     IORING_SETUP_SUBMIT_ALL,                                  // 5.18
 };
 constexpr std::pair<unsigned, const char*> kFlagNames[] = {
@@ -30,6 +31,8 @@ constexpr std::pair<unsigned, const char*> kFlagNames[] = {
     {IORING_SETUP_COOP_TASKRUN, "coop_taskrun"},
     {IORING_SETUP_SUBMIT_ALL, "submit_all"},
 };
+// Of the request that watches wait()'s descriptor: no slot has it.
+constexpr uint64_t kWakeTag = UINT64_MAX;
 // The kernel pins at most this much per registered buffer.
 constexpr size_t kMaxRegisteredBytes = size_t{1} << 30;
 
@@ -42,7 +45,7 @@ int init_ring(io_uring& ring, unsigned depth, unsigned& flags) {
     // thread that happens to construct it.
     params.flags =
         flags | ((flags & IORING_SETUP_SINGLE_ISSUER) != 0 ? IORING_SETUP_R_DISABLED : 0);
-    const int rc = io_uring_queue_init_params(depth, &ring, &params);
+    const int rc = io_uring_queue_init_params(depth + 1, &ring, &params);  // and one for wait()
     if (rc != -EINVAL || dropped == std::size(kWantedFlags)) return rc;
     flags &= ~kWantedFlags[dropped];
   }
@@ -71,14 +74,14 @@ class UringQueue final : public IoQueue {
     // only when this thread enters the kernel. The registered eventfd is rung when such work is
     // added.
     io_uring_register_eventfd(&ring_, event_.get());
-    deferred_ = (flags & IORING_SETUP_DEFER_TASKRUN) != 0;
     disabled_ = (flags & IORING_SETUP_SINGLE_ISSUER) != 0;
   }
 
   ~UringQueue() override {
     enable();
     while (slots_.in_flight() > 0) {
-      io_uring_submit_and_wait(&ring_, 1);
+      const int rc = io_uring_submit_and_wait(&ring_, 1);
+      if (rc < 0 && rc != -EINTR) break;  // not the owner thread: closing the ring cancels and waits
       IoCompletion ignored[16];
       poll(ignored);
     }
@@ -129,17 +132,16 @@ class UringQueue final : public IoQueue {
   }
 
   size_t poll(std::span<IoCompletion> out) noexcept override {
-    if (slots_.in_flight() == 0) return 0;
-    uint64_t rung;
-    [[maybe_unused]] const ssize_t n = read(event_.get(), &rung, sizeof rung);
-    if (deferred_ && !disabled_) io_uring_get_events(&ring_);
+    if (slots_.in_flight() == 0 && watched_ < 0) return 0;
     size_t count = 0;
     io_uring_cqe* cqe;
     bool resubmit = false;
+    // Enters the kernel only where it has flagged work that waits for it.
     while (count < out.size() && io_uring_peek_cqe(&ring_, &cqe) == 0) {
       const uint64_t tag = cqe->user_data;
       const int64_t raw = cqe->res;
       io_uring_cqe_seen(&ring_, cqe);
+      if (tag == kWakeTag) watched_ = -1;
       IoSlot* slot = slots_.find(tag);
       if (slot == nullptr) continue;
       const auto index = static_cast<uint32_t>(tag);
@@ -152,11 +154,40 @@ class UringQueue final : public IoQueue {
         resubmit = true;
       }
     }
-    if (resubmit || io_uring_sq_ready(&ring_) > 0) submit();
+    if (resubmit) submit();
     return count;
   }
 
-  int event_fd() const noexcept override { return event_.get(); }
+  // With at most one descriptor to watch, all waiting is done in the ring. More may come and go, and
+  // a request that watches one keeps it open, so then they are polled.
+  void wait(std::span<const int> fds, int64_t deadline_ns) noexcept override {
+    enable();
+    const bool watchable = fds.empty() || watched_ < 0 || watched_ == fds[0];
+    if (fds.size() > 1 || !watchable || (ring_.features & IORING_FEAT_EXT_ARG) == 0) {
+      submit();
+      if (io_uring_cq_ready(&ring_) > 0) return;
+      if (wait_readable(event_.get(), fds, deadline_ns, scratch_)) {
+        uint64_t rung;
+        [[maybe_unused]] const ssize_t n = read(event_.get(), &rung, sizeof rung);
+      }
+      return;
+    }
+    if (!fds.empty() && watched_ < 0) {
+      io_uring_sqe* entry = next_entry();
+      io_uring_prep_poll_add(entry, fds[0], POLLIN);
+      io_uring_sqe_set_data64(entry, kWakeTag);
+      watched_ = fds[0];
+    }
+    __kernel_timespec timeout{};
+    if (deadline_ns != kNoDeadline) {
+      const timespec left = time_left(deadline_ns);
+      timeout = {left.tv_sec, left.tv_nsec};
+    }
+    io_uring_cqe* ignored;
+    io_uring_submit_and_wait_timeout(&ring_, &ignored, 1,
+                                     deadline_ns == kNoDeadline ? nullptr : &timeout, nullptr);
+  }
+
   uint32_t in_flight() const noexcept override { return slots_.in_flight(); }
   uint32_t depth() const noexcept override { return slots_.depth(); }
   std::string_view backend() const noexcept override { return "uring"; }
@@ -241,7 +272,8 @@ class UringQueue final : public IoQueue {
   Fd event_{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   IoSlots slots_;
   std::vector<iovec> registered_;
-  bool deferred_ = false;
+  std::vector<pollfd> scratch_;
+  int watched_ = -1;  // the descriptor wait() has a request for
   bool disabled_ = false;
 };
 

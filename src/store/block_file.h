@@ -10,9 +10,9 @@
 
 namespace kvtransfer {
 
-constexpr uint32_t kBlockFormatVersion = 1;
+constexpr uint32_t kBlockFormatVersion = 2;  // 2: checksums in four lanes (base/checksum.h)
 
-// On disk, little-endian, at offset 0; followed by one XXH3-64 per layer and, at the very end of
+// On disk, little-endian, at offset 0; followed by one checksum per layer and, at the very end of
 // the header pages, nothing: the rest is zero.
 struct BlockHeader {
   uint8_t magic[8];  // "KVTBLOCK"

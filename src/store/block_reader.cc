@@ -76,11 +76,8 @@ bool BlockReader::read_part(ReadJob& job, uint32_t block, uint32_t part) noexcep
 
 void BlockReader::on_completion(const BlockOperation& operation, int64_t result) noexcept {
   ReadJob& job = *operation.read;
-  if (operation.step == BlockStep::kReadOpen) {
-    on_open(operation, result);
-  } else {
-    on_read(operation, result);
-  }
+  if (operation.step == BlockStep::kReadOpen) on_open(operation, result);
+  if (operation.step == BlockStep::kRead) on_read(operation, result);
   // A worker may still be reading from a file of a job that was given up, as long as anything is in
   // flight.
   if (job.aborted && job.in_flight == 0) close_files(job);
@@ -131,14 +128,12 @@ void BlockReader::on_read(const BlockOperation& operation, int64_t result) noexc
   std::push_heap(job.unverified.begin(), job.unverified.end(), std::greater<>());
 }
 
-bool BlockReader::verify(uint64_t budget_bytes) noexcept {
-  if (verifying_.empty()) return false;
+void BlockReader::verify(uint64_t budget_bytes) noexcept {
   for (uint64_t done = 0; !verifying_.empty() && done < budget_bytes;) {
     ReadJob& job = *verifying_.front();
     done += store_.layout().layer_bytes(job.unverified.front().layer);
     if (!verify_next(job)) verifying_.erase(verifying_.begin());
   }
-  return true;
 }
 
 // Verifies the lowest layer that waits; false when the job has nothing more to verify for now.
@@ -185,7 +180,12 @@ std::string BlockReader::describe(const ReadJob& job, uint32_t block) const {
 
 void BlockReader::fail_block(ReadJob& job, uint32_t block, ErrorCode code, int error,
                              std::string why) noexcept {
-  store_.read_failed(job.chain[block], code == ErrorCode::kCorrupt);
+  const bool corrupt = code == ErrorCode::kCorrupt;
+  store_.read_failed(job.chain[block], corrupt);
+  if (corrupt && store_.options().remove_corrupt) {
+    operations_.start_later({.step = BlockStep::kRemove, .read = &job, .block = block},
+                            {.op = IoOp::kUnlink, .path = job.paths[block].c_str()});
+  }
   if (block < job.good_blocks) {
     job.good_blocks = block;
     if (error != 0) why += std::string(": ") + strerror(error);

@@ -80,8 +80,9 @@ class BlockReader {
 
   void on_completion(const BlockOperation& operation, int64_t result) noexcept;
   void on_overdue(const BlockOperation& operation) noexcept;
-  // Verifies up to about `budget_bytes` of what has landed; false if there was nothing.
-  bool verify(uint64_t budget_bytes) noexcept;
+  bool wants_verify() const noexcept { return !verifying_.empty(); }
+  // Verifies up to about `budget_bytes` of what has landed.
+  void verify(uint64_t budget_bytes) noexcept;
 
  private:
   void on_open(const BlockOperation& operation, int64_t result) noexcept;

@@ -218,7 +218,6 @@ void BlockStore::say_full(const std::string& why) noexcept {
 }
 
 void BlockStore::read_failed(const BlockId& id, bool corrupt) noexcept {
-  if (corrupt && options_.remove_corrupt) mount_->post([path = path_of(id)] { unlink(path.c_str()); });
   forget(id.key);
   const std::lock_guard lock(mutex_);
   if (corrupt) ++stats_.corrupt;

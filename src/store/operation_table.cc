@@ -24,47 +24,69 @@ uint32_t* count_of(const BlockOperation& operation) noexcept {
 
 }  // namespace
 
-bool OperationTable::start(BlockOperation operation, IoRequest request) noexcept {
+bool OperationTable::place(BlockOperation& operation, IoRequest& request) noexcept {
   if (free_.empty()) return false;
   const uint32_t index = free_.back();
   BlockOperation& record = records_[index];
   record = std::move(operation);
   record.begin_ns = now_ns();
-  request.user_data = index;
   if (!record.path.empty()) request.path = record.path.c_str();
-  if (!queue_.prepare(request)) return false;
+  request.user_data = index;
+  if (!queue_.prepare(request)) {
+    operation = std::move(record);
+    return false;
+  }
   free_.pop_back();
   busy_[index] = true;
-  if (uint32_t* count = count_of(record)) ++*count;
-  writes_in_flight_ += record.write != nullptr ? 1 : 0;
   return true;
 }
 
+bool OperationTable::start(BlockOperation operation, IoRequest request) noexcept {
+  uint32_t* count = count_of(operation);
+  const bool writes = operation.write != nullptr;
+  if (!place(operation, request)) return false;
+  if (count != nullptr) ++*count;
+  writes_in_flight_ += writes ? 1 : 0;
+  return true;
+}
+
+void OperationTable::start_later(BlockOperation operation, IoRequest request) noexcept {
+  if (uint32_t* count = count_of(operation)) ++*count;
+  writes_in_flight_ += operation.write != nullptr ? 1 : 0;
+  waiting_.push_back({std::move(operation), request});
+  if (completions_.empty()) start_waiting();
+}
+
+void OperationTable::start_waiting() noexcept {
+  while (!waiting_.empty() && place(waiting_.front().operation, waiting_.front().request)) {
+    waiting_.pop_front();
+  }
+}
+
 void OperationTable::close(int fd) noexcept {
-  if (!start({}, {.op = IoOp::kClose, .fd = fd})) ::close(fd);
+  start_later({}, {.op = IoOp::kClose, .fd = fd});
 }
 
 void OperationTable::unlink(std::string path) noexcept {
   BlockOperation operation;
-  operation.path = path;
-  if (!start(std::move(operation), {.op = IoOp::kUnlink})) ::unlink(path.c_str());
+  operation.path = std::move(path);
+  start_later(std::move(operation), {.op = IoOp::kUnlink});
 }
 
-size_t OperationTable::poll(std::vector<Completion>& out) noexcept {
-  IoCompletion completions[64];
-  const size_t count = queue_.poll(completions);
-  out.clear();
-  for (size_t i = 0; i < count; ++i) {
-    const auto index = static_cast<uint32_t>(completions[i].user_data);
+size_t OperationTable::take_completions() noexcept {
+  IoCompletion found[64];
+  const size_t count = queue_.poll(found);
+  for (size_t i = count; i-- > 0;) {  // handled from the back
+    const auto index = static_cast<uint32_t>(found[i].user_data);
     BlockOperation& record = records_[index];
     if (record.overdue) mount_.came_back();
     free_.push_back(index);
     busy_[index] = false;
     writes_in_flight_ -= record.write != nullptr ? 1 : 0;
-    if (uint32_t* in_flight = count_of(record)) {
-      --*in_flight;
-      out.push_back({record, completions[i].result});
-    }
+    uint32_t* in_flight = count_of(record);
+    if (in_flight == nullptr) continue;
+    --*in_flight;
+    completions_.push_back({record, found[i].result});
   }
   return count;
 }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@ struct WriteJob;
 enum class BlockStep : uint8_t {
   kReadOpen,
   kRead,
+  kRemove,  // a corrupt file, to make room for its recomputed block
   kWriteOpen,
   kMakeParent,
   kMakeDirectory,
@@ -52,30 +54,52 @@ class OperationTable {
   uint32_t writes_in_flight() const noexcept { return writes_in_flight_; }
   uint32_t capacity() const noexcept { return static_cast<uint32_t>(records_.size()); }
 
-  // False when no entry is free. Right after a completion one is.
+  // False when no entry is free. While a completion is handled, one is: it starts at most one
+  // operation this way.
   bool start(BlockOperation operation, IoRequest request) noexcept;
+  // Starts now or when an entry is free that nobody counts on; its job waits for it from now on.
+  void start_later(BlockOperation operation, IoRequest request) noexcept;
   // Gives a descriptor or a temporary up.
   void close(int fd) noexcept;
   void unlink(std::string path) noexcept;
 
-  // Up to out.size() completions of jobs' operations; the jobs' counts are down already.
-  struct Completion {
-    BlockOperation operation;
-    int64_t result;
-  };
-  // `seen` counts the disposals, too.
-  size_t poll(std::vector<Completion>& out) noexcept;
+  // Calls `handle(operation, result)` for each completion of a job's operation, whose job has it no
+  // longer in flight. Returns how many completions there were, disposals included.
+  template <typename Handle>
+  size_t poll(Handle handle) noexcept {
+    const size_t count = take_completions();
+    for (; !completions_.empty(); completions_.pop_back()) {
+      const auto& [operation, result] = completions_.back();
+      handle(operation, result);
+    }
+    start_waiting();
+    return count;
+  }
   // Operations that have just become overdue. Looks at most four times per timeout.
   void take_overdue(int64_t now, std::vector<BlockOperation>& out) noexcept;
   // When take_overdue() should be called next; kNoDeadline with nothing in flight.
   int64_t next_look_ns() const noexcept;
 
  private:
+  struct Completion {
+    BlockOperation operation;
+    int64_t result;
+  };
+  struct Waiting {
+    BlockOperation operation;
+    IoRequest request;
+  };
+  size_t take_completions() noexcept;
+  void start_waiting() noexcept;
+  bool place(BlockOperation& operation, IoRequest& request) noexcept;
+
   IoQueue& queue_;
   Mount& mount_;
   std::vector<BlockOperation> records_;  // user_data is the index
   std::vector<bool> busy_;
   std::vector<uint32_t> free_;
+  std::vector<Completion> completions_;  // not handled yet; each may start one operation
+  std::deque<Waiting> waiting_;          // for an entry
   uint32_t writes_in_flight_ = 0;
   int64_t next_look_ns_ = 0;
 };

@@ -1,7 +1,5 @@
 #include "store/store_io.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -49,14 +47,13 @@ bool StoreIo::may_write() noexcept {
 
 size_t StoreIo::poll() noexcept {
   refused_before_ = std::exchange(refused_, {});
-  size_t done = operations_.poll(completions_);
-  for (const auto& [operation, result] : completions_) {
+  size_t done = operations_.poll([this](const BlockOperation& operation, int64_t result) {
     if (operation.read != nullptr) {
       reader_.on_completion(operation, result);
     } else {
       writer_.on_completion(operation, result);
     }
-  }
+  });
   operations_.take_overdue(now_ns(), overdue_);
   for (const BlockOperation& operation : overdue_) {
     if (operation.read != nullptr) {
@@ -66,8 +63,10 @@ size_t StoreIo::poll() noexcept {
     }
   }
   done += overdue_.size();
-  if (!completions_.empty()) queue_.submit();  // what follows them runs while we verify
-  return done + (reader_.verify(kVerifyBytes) ? 1 : 0);
+  if (!reader_.wants_verify()) return done;
+  queue_.submit();  // what follows the completions runs meanwhile
+  reader_.verify(kVerifyBytes);
+  return done + 1;
 }
 
 template <typename Job>
@@ -76,11 +75,7 @@ void StoreIo::run(Job& job) {
   while (!job.finished()) {
     while (issue(job)) {
     }
-    queue_.submit();
-    if (poll() == 0 && job.in_flight > 0) {
-      pollfd ready{queue_.event_fd(), POLLIN, 0};
-      ::poll(&ready, 1, 100);
-    }
+    if (poll() == 0 && job.in_flight > 0) queue_.wait({}, now_ns() + 100'000'000);
   }
   queue_.submit();
 }

@@ -52,7 +52,6 @@ class StoreIo {
   OperationTable operations_;
   BlockReader reader_;
   BlockWriter writer_;
-  std::vector<OperationTable::Completion> completions_;
   std::vector<BlockOperation> overdue_;
   // Whether anything was refused, before the last poll() and since.
   struct Refused {

@@ -1,7 +1,6 @@
 #include "kvtransfer/traffic_manager.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <sys/prctl.h>
 #include <time.h>
 
@@ -66,7 +65,6 @@ struct TrafficManager::State {
   std::list<std::unique_ptr<Operation>> operations;  // in order of submission
   AdaptiveSpin spin;
   std::vector<int> event_fds;
-  std::vector<pollfd> waiting;
   std::thread thread;
 };
 
@@ -148,6 +146,7 @@ std::shared_ptr<Ticket> TrafficManager::State::submit(std::unique_ptr<Operation>
 // The progress loop: everything that can move, moves; then sleep until something can.
 void TrafficManager::State::run() noexcept {
   prctl(PR_SET_NAME, "kvt-progress");
+  bool looked_on = false;
   for (;;) {
     wake->drain();  // before looking at anything that is rung for, `stopping` included
     if (stopping.load(std::memory_order_acquire)) break;
@@ -160,14 +159,17 @@ void TrafficManager::State::run() noexcept {
     if (store_io) moved |= store_io->poll() > 0;
     moved |= peers.poll();
     moved |= step_operations();
-    io->submit();
     moved |= ring_doorbells();
-    if (moved) {
-      spin.found();
-    } else if (!peers.has_work_in_flight() || !spin.keep_looking(progress.now_ns)) {
-      sleep();
+    const bool look_on =
+        moved || (peers.has_work_in_flight() && spin.keep_looking(progress.now_ns));
+    if (!look_on) {
+      sleep();  // submits, too: one system call for both
       spin.slept(now_ns() - progress.now_ns);
+    } else if (looked_on) {
+      io->submit();
     }
+    if (moved) spin.found();
+    looked_on = look_on;
   }
   stop_all();
 }
@@ -217,41 +219,30 @@ bool TrafficManager::State::ring_doorbells() noexcept {
 }
 
 void TrafficManager::State::sleep() noexcept {
-  if (!peers.arm()) return;
+  if (!peers.arm()) return io->submit();
   if (store_io) progress.wake_at_ns = std::min(progress.wake_at_ns, store_io->next_look_ns());
   if (peers.draining()) {
     progress.wake_at_ns = std::min(progress.wake_at_ns, progress.now_ns + 10'000'000);
   }
   event_fds.clear();
   event_fds.push_back(wake->fd());
-  if (io->in_flight() > 0) event_fds.push_back(io->event_fd());
   peers.append_event_fds(event_fds);
-  waiting.clear();
-  for (const int fd : event_fds) waiting.push_back({fd, POLLIN, 0});
-  timespec timeout{};
-  if (progress.wake_at_ns != kNoDeadline) {
-    const int64_t left = std::max<int64_t>(progress.wake_at_ns - now_ns(), 0);
-    timeout = {left / 1'000'000'000, left % 1'000'000'000};
-  }
-  ppoll(waiting.data(), waiting.size(), progress.wake_at_ns == kNoDeadline ? nullptr : &timeout,
-        nullptr);
+  io->wait(event_fds, progress.wake_at_ns);
 }
 
 // Every operation is stopped and drained, so that no memory is given up under a transfer.
 void TrafficManager::State::stop_all() noexcept {
   take_commands();
   for (auto& operation : operations) operation->ticket()->cancel();
-  while (!operations.empty()) {
+  while (!operations.empty() || io->in_flight() > 0) {
     progress.now_ns = now_ns();
     if (store_io) store_io->poll();
     peers.poll();
     step_operations();
     io->submit();
     ring_doorbells();
-    if (!operations.empty()) {
-      progress.wake_at_ns = now_ns() + 1'000'000;
-      sleep();
-    }
+    progress.wake_at_ns = now_ns() + 1'000'000;
+    sleep();
   }
 }
 

@@ -44,7 +44,7 @@ class BlockFileTest : public ::testing::Test {
 
 TEST_F(BlockFileTest, FieldsLieWhereTheDocumentDrawsThem) {
   EXPECT_EQ(std::string(slot_.begin(), slot_.begin() + 8), "KVTBLOCK");
-  EXPECT_EQ(field<uint32_t>(8), 1u);
+  EXPECT_EQ(field<uint32_t>(8), 2u);
   EXPECT_EQ(field<uint32_t>(12), 4096u);
   EXPECT_EQ(std::memcmp(slot_.data() + 16, make_key(9).data(), 32), 0);
   EXPECT_EQ(std::memcmp(slot_.data() + 48, id_.key.data(), 32), 0);
@@ -87,7 +87,7 @@ TEST_F(BlockFileTest, EachFieldHasItsOwnReasonWhenSealedWithAWrongValue) {
     return text;
   };
   EXPECT_EQ(with(0, uint8_t{'X'}), "not a block file");
-  EXPECT_NE(with(8, uint32_t{2}).find("format version 2"), std::string::npos);
+  EXPECT_NE(with(8, uint32_t{1}).find("format version 1"), std::string::npos);
   EXPECT_EQ(with(8, uint32_t{0x01000000}).find("format version"), 0u) << "other endianness";
   EXPECT_EQ(with(12, uint32_t{8192}), "wrong header size");
   EXPECT_EQ(with(12, UINT32_MAX), "wrong header size");

@@ -28,7 +28,9 @@ class FaultyQueue final : public IoQueue {
     failed_.pop_back();
     return 1;
   }
-  int event_fd() const noexcept override { return inner_->event_fd(); }
+  void wait(std::span<const int> fds, int64_t deadline_ns) noexcept override {
+    if (failed_.empty()) inner_->wait(fds, deadline_ns);
+  }
   uint32_t in_flight() const noexcept override {
     return inner_->in_flight() + static_cast<uint32_t>(failed_.size());
   }

@@ -14,9 +14,11 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <thread>
 #include <map>
 
 #include "base/fd.h"
+#include "base/notifier.h"
 #include "io/io_slots.h"
 #include "kvtransfer/error.h"
 #include "kvtransfer/memory_region.h"
@@ -44,8 +46,9 @@ class IoQueueTest : public ::testing::TestWithParam<IoBackend> {
       const size_t n = queue.poll(out);
       for (size_t i = 0; i < n; ++i) results[out[i].user_data] = out[i].result;
       if (n == 0) {
-        pollfd ready{queue.event_fd(), POLLIN, 0};
-        EXPECT_GT(poll(&ready, 1, 5000), 0) << "completion without an event";
+        const int64_t until = testing::in_seconds(5);
+        queue.wait({}, until);
+        EXPECT_LT(now_ns(), until) << "completion without an event";
       }
     }
     EXPECT_EQ(queue.in_flight(), 0u);
@@ -161,6 +164,48 @@ TEST_P(IoQueueTest, TheDestructorWaitsForWhatIsInFlight) {
     }
     queue->submit();
   }  // AddressSanitizer or a torn buffer would tell
+}
+
+TEST_P(IoQueueTest, MakesDirectoriesRemovesFilesAndClosesDescriptors) {
+  const auto queue = make();
+  const std::string folder = directory_.path() + "/folder", path = write_file(10);
+  EXPECT_EQ(run(*queue, {.op = IoOp::kMakeDirectory, .path = folder.c_str()}), 0);
+  EXPECT_EQ(run(*queue, {.op = IoOp::kMakeDirectory, .path = folder.c_str()}), -EEXIST);
+  EXPECT_TRUE(std::filesystem::is_directory(folder));
+  const int fd = open(path.c_str(), O_RDONLY);
+  EXPECT_EQ(run(*queue, {.op = IoOp::kUnlink, .path = path.c_str()}), 0);
+  EXPECT_EQ(run(*queue, {.op = IoOp::kUnlink, .path = path.c_str()}), -ENOENT);
+  EXPECT_EQ(run(*queue, {.op = IoOp::kClose, .fd = fd}), 0);
+  EXPECT_EQ(fcntl(fd, F_GETFD), -1);
+}
+
+// With one descriptor, with several, and with one after several: each is watched differently.
+TEST_P(IoQueueTest, WaitingEndsWhenADescriptorIsReadableOrTheDeadlinePasses) {
+  const auto queue = make();
+  Notifier bell, other;
+  const std::vector<std::vector<int>> sets = {
+      {bell.fd()}, {bell.fd(), other.fd()}, {bell.fd()}, {other.fd()}, {other.fd(), bell.fd()}};
+  for (const auto& fds : sets) {
+    for (int round = 0; round < 3; ++round) {
+      std::thread ringer([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        (fds[0] == bell.fd() ? bell : other).ring();
+      });
+      const int64_t late = testing::in_seconds(5);
+      IoCompletion none[1];
+      pollfd rung{fds[0], POLLIN, 0};
+      while (poll(&rung, 1, 0) == 0 && now_ns() < late) {
+        queue->wait(fds, late);
+        EXPECT_EQ(queue->poll(none), 0u);
+      }
+      EXPECT_LT(now_ns(), late);
+      ringer.join();
+      bell.drain();
+      other.drain();
+    }
+  }
+  const int64_t soon = testing::in_seconds(0.02);
+  while (now_ns() < soon) queue->wait({}, soon);
 }
 
 INSTANTIATE_TEST_SUITE_P(Twins, IoQueueTest,

@@ -1,7 +1,6 @@
 // Random reads and writes on both IoQueue twins against a model in memory.
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 
 #include <cstring>
 #include <map>
@@ -114,8 +113,7 @@ TEST_P(IoRandomTest, EveryReadSeesEveryWriteBeforeIt) {
   queue_->submit();
   const int64_t deadline = testing::in_seconds(20);
   while (!pending_.empty() && now_ns() < deadline) {
-    pollfd ready{queue_->event_fd(), POLLIN, 0};
-    poll(&ready, 1, 50);
+    queue_->wait({}, testing::in_seconds(0.05));
     collect();
   }
   EXPECT_TRUE(pending_.empty());
