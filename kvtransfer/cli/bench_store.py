@@ -78,9 +78,9 @@ def store(
 ) -> None:
     """GB/s, CPU s/GB, latency and system calls per block, interleaved with the peers.
 
-    `fio` (io_uring, registered buffers, same files' size and depth, O_DIRECT) is what the device
-    and the kernel give; `plain` is open, preadv or pwrite and close in a Python thread; `torch` is
-    torch.save and torch.load. All read files that lie on the device, not in the page cache.
+    `fio` (io_uring, registered buffers, O_DIRECT, the same depth) is what the device and the kernel
+    give; it reads the very files of the store. `plain` is open, preadv or pwrite and close in a Python thread; `torch` is
+    torch.save and torch.load. Files are not in the page cache when they are read.
     """
     sizes, modes = _words("size", size, list(SHAPES)), _words("mode", mode, ["read", "write"])
     programs = _words("peers", peers, ["fio", "plain", "torch"]) if peers else []
@@ -136,7 +136,13 @@ class _Bench:
         self, mode: str, programs: list[str], verify: bool
     ) -> dict[str, Callable[[], Sample]]:
         peers = {
-            "fio": lambda: Fio(self.folder / "fio", self.file_bytes, self.count, self.depth),
+            "fio": lambda: Fio(
+                self.folder / f"fio-{mode}",
+                self.file_bytes,
+                self.count,
+                self.depth,
+                sorted((self.folder / "store").rglob("*.kvb")),
+            ),
             "plain": lambda: PlainFiles(self.folder / "plain", self.file_bytes, self.count),
             "torch": lambda: TorchFiles(self.folder / "torch", self.file_bytes, self.count),
         }

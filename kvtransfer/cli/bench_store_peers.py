@@ -26,9 +26,12 @@ Result = tuple[float, float, float, float]  # seconds, CPU seconds, latency p50 
 class Fio:
     """fio with io_uring: what kernel and device give to ``count`` whole files of that size."""
 
-    def __init__(self, folder: Path, file_bytes: int, count: int, depth: int) -> None:
+    def __init__(
+        self, folder: Path, file_bytes: int, count: int, depth: int, files: list[Path]
+    ) -> None:
+        """Reads ``files`` (under other names); writes files of its own."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.file_bytes, self.count = folder, file_bytes, count
+        self.folder, self.files = folder, files
         self.common = [
             *("fio", "--name=limit", "--thread", "--direct=1", "--ioengine=io_uring"),
             *("--fixedbufs=1", f"--iodepth={depth}", f"--directory={folder}"),
@@ -39,8 +42,10 @@ class Fio:
         self.start_cost: dict[str, float] = {}
 
     def read(self) -> Result:
-        if not (self.folder / "file.0").exists():
-            self.write()
+        for i, path in enumerate(self.files):
+            link = self.folder / f"file.{i}"
+            if not link.exists():
+                link.hardlink_to(path)
         return self._run("read", ["--rw=randread", "--file_service_type=random"])
 
     def write(self) -> Result:

@@ -16,13 +16,19 @@ uint64_t checksum_avx512(const void* data, size_t bytes, uint64_t seed) noexcept
 
 namespace {
 
-inline uint64_t checksum_kernel(const void* data, size_t bytes, uint64_t seed) noexcept {
-  if (bytes < kLaneBytes) return XXH3_64bits_withSeed(data, bytes, seed);
-  constexpr size_t kLanes = 4, kPiece = 512;
+constexpr size_t kLanes = 4;
+using Lanes = XXH3_state_t[kLanes];
+
+// `lanes` may hold anything.
+inline uint64_t hash_lanes(Lanes& lanes, const void* data, size_t bytes, uint64_t seed) noexcept {
+  constexpr size_t kPiece = 512;
   const auto* begin = static_cast<const uint8_t*>(data);
   const size_t quarter = bytes / kLanes / 64 * 64;
-  XXH3_state_t lanes[kLanes];
-  for (XXH3_state_t& lane : lanes) XXH3_64bits_reset_withSeed(&lane, seed);
+  for (XXH3_state_t& lane : lanes) {
+    // reset_withSeed() makes the seed's secret only if the state doesn't claim to have it.
+    XXH3_INITSTATE(&lane);
+    XXH3_64bits_reset_withSeed(&lane, seed);
+  }
   size_t at = 0;
   for (; at + kPiece <= quarter; at += kPiece) {
     for (size_t lane = 0; lane < kLanes; ++lane) {
@@ -36,6 +42,12 @@ inline uint64_t checksum_kernel(const void* data, size_t bytes, uint64_t seed) n
     digests[lane] = XXH3_64bits_digest(&lanes[lane]);
   }
   return XXH3_64bits_withSeed(digests, sizeof digests, seed);
+}
+
+inline uint64_t checksum_kernel(const void* data, size_t bytes, uint64_t seed) noexcept {
+  if (bytes < kLaneBytes) return XXH3_64bits_withSeed(data, bytes, seed);
+  Lanes lanes;
+  return hash_lanes(lanes, data, bytes, seed);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The smallest parts: errors, descriptors, checksums, the notifier, futexes, the clock.
+// The smallest parts: errors, descriptors, the notifier, futexes, the clock.
 #include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
@@ -6,7 +6,6 @@
 #include <set>
 #include <thread>
 
-#include "base/checksum.h"
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/futex.h"
@@ -75,26 +74,6 @@ TEST(Fd, ReleaseGivesTheDescriptorAwayAndResetClosesTheOldOne) {
   a.reset(raw);
   a.reset();
   EXPECT_FALSE(is_open(raw));
-}
-
-TEST(Checksum, IsXxh3SoThatFilesStayReadable) {
-  // Reference values of XXH3_64bits (xxHash 0.8).
-  EXPECT_EQ(checksum("", 0), 0x2D06800538D394C2u);
-  EXPECT_EQ(checksum("a", 1), 0xE6C632B61E964E1Fu);
-}
-
-TEST(Checksum, ChangesWithEveryBitAndWithTheSeed) {
-  std::vector<uint8_t> data(4096);
-  testing::fill_random(data.data(), data.size(), 1);
-  const uint64_t whole = checksum(data.data(), data.size());
-  std::set<uint64_t> seen = {whole};
-  for (size_t bit = 0; bit < 8 * data.size(); bit += 61) {
-    data[bit / 8] ^= static_cast<uint8_t>(1 << bit % 8);
-    EXPECT_TRUE(seen.insert(checksum(data.data(), data.size())).second) << bit;
-    data[bit / 8] ^= static_cast<uint8_t>(1 << bit % 8);
-  }
-  EXPECT_NE(checksum(data.data(), data.size(), 1), whole);
-  EXPECT_NE(checksum(data.data(), data.size() - 1), whole);
 }
 
 TEST(Notifier, AnyNumberOfRingsIsOneEventUntilDrained) {
