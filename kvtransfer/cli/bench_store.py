@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import resource
 import shutil
 import statistics
@@ -38,6 +39,7 @@ SHAPES = {
     "16.8MiB": (64, 4096),
 }
 CHAIN = 16
+PAUSE_S = 0.3
 
 
 @dataclass
@@ -100,8 +102,10 @@ def store(
                     new = {case: Row(name, kind, case) for case in cases}
                     rows += new.values()
                     for _ in range(pairs):
-                        for case, run in cases.items():
-                            new[case].samples.append(run())
+                        # In another order each time, and rested: clouds lend their disks' bursts.
+                        for case in random.sample(list(cases), len(cases)):
+                            time.sleep(PAUSE_S)
+                            new[case].samples.append(cases[case]())
                         progress.advance(task)
                     for case, run in cases.items():
                         calls = None if case == "fio" else count_system_calls(run)

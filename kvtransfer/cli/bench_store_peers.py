@@ -60,16 +60,20 @@ class Fio:
             self.start_cost[key] = statistics.median(once)
         cpu, job = self._start(more)
         part = job[key]
+        seconds = part["io_bytes"] / part["bw_bytes"]
+        # Of the whole process, so that the kernel's workers count, less what starting it costs; and
+        # not less than what its own thread reports.
+        own = (job["usr_cpu"] + job["sys_cpu"]) / 100 * seconds
         latency = part["lat_ns"]["percentile"]
         return (
-            part["io_bytes"] / part["bw_bytes"],
-            max(cpu - self.start_cost[key], 0.0),
+            seconds,
+            max(cpu - self.start_cost[key], own),
             latency["50.000000"] / 1e9,
             latency["99.000000"] / 1e9,
         )
 
     def _start(self, more: list[str]) -> tuple[float, dict[str, Any]]:
-        """CPU seconds of the whole process (its own figures leave the kernel's workers out)."""
+        """CPU seconds of the whole process, and what it reports."""
         before = _cpu_seconds(resource.RUSAGE_CHILDREN)
         done = subprocess.run([*self.common, *more], capture_output=True, text=True, check=False)
         if done.returncode != 0:

@@ -20,10 +20,12 @@ void Notifier::ring() noexcept {
   [[maybe_unused]] const ssize_t n = write(fd_.get(), &one, sizeof one);
 }
 
+// The descriptor is readable only while rung_ is set, so nothing is read for nothing. When the one
+// that rings has set it and not written yet, both stay as they are: its write comes.
 void Notifier::drain() noexcept {
+  if (!rung_.load(std::memory_order_acquire)) return;
   uint64_t count;
-  [[maybe_unused]] const ssize_t n = read(fd_.get(), &count, sizeof count);
-  rung_.exchange(false, std::memory_order_acq_rel);
+  if (read(fd_.get(), &count, sizeof count) > 0) rung_.exchange(false, std::memory_order_acq_rel);
 }
 
 }  // namespace kvtransfer
