@@ -65,12 +65,13 @@ class Scanner {
         !S_ISREG(info.st_mode)) {
       return;
     }
-    if (temporary) {
-      const bool stale = info.st_mtim.tv_sec <= stale_before_;
-      if (stale && unlinkat(directory, name, 0) == 0) ++found.swept_temporaries;
-    } else if (static_cast<uint64_t>(info.st_size) == file_bytes_) {
+    if (!temporary && static_cast<uint64_t>(info.st_size) == file_bytes_) {
       found.blocks.emplace_back(*id, file_time_ns(info));
+      return;
     }
+    // A dead writer's temporary, or what a loss of power has left of a block.
+    const bool stale = info.st_mtim.tv_sec <= stale_before_;
+    if (stale && unlinkat(directory, name, 0) == 0) ++found.swept_temporaries;
   }
   void look_below(int parent, const char* name) {
     each_entry(parent, name, [this](int directory, const char* inner) {

@@ -25,8 +25,8 @@ struct DirectoryScan {
   uint64_t swept_temporaries = 0;
 };
 
-// Files of exactly `file_bytes` under the two-level fan-out of `root`; removes temporaries that are
-// older than `stale_seconds`. Several threads, because a cold directory waits for the device. What
+// Files of exactly `file_bytes` under the two-level fan-out of `root`; removes temporaries, and
+// blocks of another size, that are older than `stale_seconds`. Several threads, because a cold directory waits for the device. What
 // can't be read is left out: a scan is a hint, reads check everything.
 DirectoryScan scan_directory(const std::string& root, uint64_t file_bytes, uint32_t stale_seconds);
 
