@@ -168,6 +168,9 @@ class BlockStore:
         remove_corrupt: bool = True,
         operation_timeout_s: float = 10.0,
     ) -> BlockStore: ...
+    def check_file(
+        self, path: str, key: bytes, parent: bytes, pool: BufferPool, slot: int
+    ) -> str: ...
     def evict(self) -> int: ...
     def get(
         self, keys: npt.ArrayLike, parent: bytes, pool: BufferPool, slots: npt.ArrayLike

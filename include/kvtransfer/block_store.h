@@ -127,6 +127,10 @@ class BlockStore {
   bool rescan();
   // What lies in the directory now, with file times (ns since 1970). Throws Error(kTimeout).
   std::vector<std::pair<BlockId, uint64_t>> list();
+  // Reads the file at `path`, wherever it lies, into a pool slot. Empty when it is the block `id` of
+  // this store, whole and right; else why not.
+  std::string check_file(const std::string& path, const BlockId& id, BufferPool& pool,
+                         uint32_t slot) const;
 
   // Pinned blocks are not evicted by this process.
   void pin(std::span<const BlockId> chain) noexcept;

@@ -26,7 +26,8 @@ from kvtransfer.errors import InvalidArgument
 if TYPE_CHECKING:
     import numpy as np
 
-    from kvtransfer import BlockLayout, BufferPool, TrafficManager
+    from kvtransfer import BlockLayout, BlockStore, BufferPool, TrafficManager
+    from kvtransfer.transport import Ticket
 
 __all__ = ["store"]
 
@@ -63,7 +64,7 @@ class Row:
     calls_per_block: float | None = None
 
     def median(self, name: str) -> float:
-        return statistics.median(getattr(sample, name) for sample in self.samples)
+        return float(statistics.median(getattr(sample, name) for sample in self.samples))
 
 
 def store(
@@ -81,9 +82,14 @@ def store(
     """GB/s, CPU s/GB, latency and system calls per block, interleaved with the peers.
 
     `fio` (io_uring, registered buffers, O_DIRECT, the same depth) is what the device and the kernel
-    give; it reads the very files of the store. `plain` is open, preadv or pwrite and close in a Python thread; `torch` is
-    torch.save and torch.load. Files are not in the page cache when they are read.
+    give; it reads the very files of the store. `plain` is open, preadv or pwrite and close in a
+    Python thread; `torch` is torch.save and torch.load. Files are not in the page cache when they
+    are read.
     """
+    if backend not in ("auto", "uring", "threads"):
+        raise InvalidArgument(f"--backend must be of auto, uring, threads, got {backend!r}")
+    if pairs < 1 or megabytes < 1 or not 1 <= depth <= 4096:
+        raise InvalidArgument("--pairs and --megabytes must be at least 1, --depth in 1..4096")
     sizes, modes = _words("size", size, list(SHAPES)), _words("mode", mode, ["read", "write"])
     programs = _words("peers", peers, ["fio", "plain", "torch"]) if peers else []
     if "fio" in programs and shutil.which("fio") is None:
@@ -139,7 +145,7 @@ class _Bench:
     def cases(
         self, mode: str, programs: list[str], verify: bool
     ) -> dict[str, Callable[[], Sample]]:
-        peers = {
+        peers: dict[str, Callable[[], Fio | PlainFiles]] = {
             "fio": lambda: Fio(
                 self.folder / f"fio-{mode}",
                 self.file_bytes,
@@ -204,7 +210,7 @@ class _Bench:
             )()
 
     @contextmanager
-    def _manager(self, verify: bool) -> Iterator[tuple[TrafficManager, object]]:
+    def _manager(self, verify: bool) -> Iterator[tuple[TrafficManager, BlockStore]]:
         from kvtransfer import BlockStore, TrafficManager
         from kvtransfer._core import IoBackend
 
@@ -216,18 +222,18 @@ class _Bench:
             pool=self.pool,
             device=None,
             layout=self.layout,
-            io_backend=IoBackend.__members__[self.backend],
+            io_backend=getattr(IoBackend, self.backend),
             io_depth=self.depth,
         )
         yield manager, store
         del manager
 
-    def _drive(self, order: np.ndarray, submit: Callable[..., object]) -> tuple[float, float]:
+    def _drive(self, order: np.ndarray, submit: Callable[..., Ticket]) -> tuple[float, float]:
         """Every chain once, with twice the queue's depth submitted; (seconds, CPU seconds)."""
         import numpy as np
 
         window = self.pool.num_slots // CHAIN
-        tickets: list[object] = []
+        tickets: list[Ticket] = []
         cpu, begin = _cpu_seconds(), time.perf_counter()
         for i, chain in enumerate(order):
             if i >= window:
@@ -257,6 +263,7 @@ def _bench(
     slots = max(2 * depth // CHAIN, 2) * CHAIN
     pool = make_pool(layout, slots)
     taken = pool.acquire(slots)
+    assert taken is not None
     data = np.random.default_rng(1).integers(0, 256, 1 << 20, np.uint8)
     array = pool.region.array()
     for at in range(0, len(array), len(data)):

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from kvtransfer import __version__
-from kvtransfer.cli import bench, doctor, plot, profile, replay, workload
+from kvtransfer.cli import bench, doctor, plot, profile, replay, store, workload
 from kvtransfer.errors import KVTransferError
 
 __all__ = ["app", "main"]
@@ -24,6 +24,7 @@ app.command("plot")(plot.plot)
 app.command("doctor")(doctor.doctor)
 app.add_typer(workload.app, name="workload")
 app.add_typer(bench.app, name="bench")
+app.add_typer(store.app, name="store")
 
 
 @app.command()

@@ -151,6 +151,17 @@ void bind_block_store(py::module_& m) {
           },
           "(keys [n, 32], parents [n, 32], file times [n] in ns since 1970) of all blocks.")
       .def(
+          "check_file",
+          [](const BlockStore& self, const std::string& path, const py::bytes& key,
+             const py::bytes& parent, BufferPool& pool, uint32_t slot) {
+            if (slot >= pool.num_slots()) throw py::index_error("slot out of range");
+            const BlockId id{to_key(key, "key"), to_key(parent, "parent")};
+            const py::gil_scoped_release release;
+            return self.check_file(path, id, pool, slot);
+          },
+          py::arg("path"), py::arg("key"), py::arg("parent"), py::arg("pool"), py::arg("slot"),
+          "'' when that file, wherever it lies, is that block whole and right; else why not.")
+      .def(
           "read_latency",
           [](const BlockStore& self, double share) {
             return static_cast<double>(self.read_latency_ns(share)) * 1e-9;

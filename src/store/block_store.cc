@@ -1,7 +1,9 @@
 #include "kvtransfer/block_store.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -269,6 +271,34 @@ std::vector<std::pair<BlockId, uint64_t>> BlockStore::list() {
   auto scan = scan_mount(*this);
   if (!scan) throw Error(ErrorCode::kTimeout, "store " + root_ + ": the file system doesn't answer");
   return std::move(scan->blocks);
+}
+
+std::string BlockStore::check_file(const std::string& path, const BlockId& id, BufferPool& pool,
+                                   uint32_t slot) const {
+  if (pool.header_bytes() != header_bytes_ || pool.slot_bytes() < file_bytes()) {
+    return "the pool's slots don't fit";
+  }
+  const Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat info;
+  if (!fd.valid() || fstat(fd.get(), &info) != 0) return std::string("open: ") + strerror(errno);
+  if (static_cast<uint64_t>(info.st_size) != file_bytes()) {
+    return "it has " + std::to_string(info.st_size) + " bytes, not " + std::to_string(file_bytes());
+  }
+  uint8_t* at = pool.slot_data(slot);
+  for (uint64_t done = 0; done < file_bytes();) {
+    const ssize_t got = pread(fd.get(), at + done, file_bytes() - done, static_cast<off_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return got < 0 ? std::string("read: ") + strerror(errno) : "it ends early";
+    done += static_cast<uint64_t>(got);
+  }
+  const std::string why = check_header(at, *this, id);
+  if (!why.empty()) return "header: " + why;
+  for (uint32_t layer = 0; layer < layout_.num_layers(); ++layer) {
+    if (!check_layer(at, *this, layer)) {
+      return "checksum of layer " + std::to_string(layer) + " differs";
+    }
+  }
+  return {};
 }
 
 uint32_t BlockStore::get(std::span<const BlockId> chain, BufferPool& pool,

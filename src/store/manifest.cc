@@ -20,7 +20,11 @@ namespace {
 
 constexpr size_t kMaxBytes = size_t{1} << 20;
 
-[[noreturn]] void refuse(const std::string& why) {
+// What the file says may be anything: only printable characters of it are shown.
+[[noreturn]] void refuse(std::string why) {
+  for (char& c : why) {
+    if (c < ' ' || c > '~') c = '?';
+  }
   throw Error(ErrorCode::kMismatch, "store manifest: " + why);
 }
 
@@ -100,10 +104,12 @@ Manifest parse_manifest(const std::string& text) {
   if (!key) refuse("no namespace of 64 hex digits");
   if (block_tokens == 0 || layers.empty()) refuse("no block_tokens or no layers");
   try {
-    return {*key, BlockLayout(block_tokens, std::move(layers))};
+    Manifest manifest{*key, BlockLayout(block_tokens, std::move(layers))};
+    if (manifest_text(manifest) == text) return manifest;
   } catch (const Error& error) {
     refuse(error.what());
   }
+  refuse("not as this program writes it");
 }
 
 std::string read_manifest(const std::string& root) {
@@ -139,6 +145,7 @@ Outcome open_store_directory(const std::string& root, const std::string& text) {
   try {
     const std::string found = read_manifest(root);
     if (found == text) return {};
+    parse_manifest(found);  // says what is wrong with it, if it is none
     return {ErrorCode::kMismatch, 0,
             "store " + root + " was made for another format, namespace or layout; found [" + found +
                 "], this run needs [" + text + "]: use another store directory"};
