@@ -7,7 +7,7 @@ SOURCES := $(shell find src include cmake -type f 2>/dev/null) CMakeLists.txt py
 TESTED := $(shell find src include tests/cpp cmake -type f 2>/dev/null) CMakeLists.txt CMakePresets.json
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
 
-.PHONY: replay test test-cpp test-python test-vm lint bench wheel smollm2 clean
+.PHONY: replay test test-cpp test-python test-vm fuzz lint bench wheel smollm2 clean
 
 # The main job: two agent sessions over one path, then over both. ARGS are passed on.
 replay: $(READY)
@@ -19,6 +19,7 @@ test-cpp: build/dev/.built
 	ctest --preset dev -j 2
 
 test-python: $(READY)
+	@.ci/system-packages test
 	$(BIN)/python -m pytest -q
 
 # The tests that need RDMA devices, in a virtual machine with two Soft-RoCE ones. Where that can't be,
@@ -26,6 +27,20 @@ test-python: $(READY)
 test-vm: $(READY) build/dev/.built
 	@why=$$(tests/vm/possible.sh) || { echo "test-vm: skipped: $$why"; test -z "$(CI)"; exit; }; \
 	  tests/vm/run.sh bash tests/vm/suite.sh $(abspath $(BIN))/python
+
+# The parsers of a store's bytes under libFuzzer. SECONDS=600 for the long run.
+SECONDS ?= 20
+fuzz:
+	@.ci/system-packages build
+	@.ci/system-packages fuzz
+	@cmake -S . -B build/fuzz -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_COMPILER=clang++ \
+	  -DCMAKE_C_COMPILER=clang -DKVTRANSFER_FUZZ=ON \
+	  -DKVTRANSFER_SANITIZE=fuzzer-no-link,address,undefined > /dev/null
+	@cmake --build build/fuzz --parallel 2 --target block_file_fuzz | tail -n 1
+	@python3 tests/fuzz/make_corpus.py build/fuzz/corpus
+	build/fuzz/tests/fuzz/block_file_fuzz -max_total_time=$(SECONDS) -max_len=1024 -timeout=5 \
+	  -print_final_stats=1 -artifact_prefix=build/fuzz/ build/fuzz/corpus > build/fuzz/log 2>&1; \
+	  status=$$?; tail -n 7 build/fuzz/log; exit $$status
 
 lint: $(READY) build/dev/.built
 	.ci/system-packages lint
