@@ -77,6 +77,16 @@ struct StoreStats {
   bool mount_slow = false;  // an operation is overdue
 };
 
+// Of the memory tier in front of a store (TrafficOptions::memory_blocks), in blocks.
+struct MemoryTierStats {
+  uint64_t capacity = 0;
+  uint64_t blocks = 0;
+  uint64_t hits = 0;
+  uint64_t misses = 0;
+  uint64_t admitted = 0;
+  uint64_t evicted = 0;
+};
+
 // How much of a chain may be written: its first `blocks`, of which `reserved` are new.
 struct Admission {
   uint32_t blocks = 0;

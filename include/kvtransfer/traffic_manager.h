@@ -7,6 +7,7 @@
 //   read) push     device cache     -> a peer's pool slots (layer by layer, write + immediate)
 //   serve    tells a peer, layer by layer, that our slots can be read (immediates only)
 //   persist  pool slots       -> store
+//   prefetch store            -> memory tier         (TrafficOptions::memory_blocks)
 //
 // Each move advances layer by layer behind streams: layer l moves once `after` is ready for l (its
 // source is there) and `gate` is ready for l - R, where R is the number of layers the device cache
@@ -88,6 +89,8 @@ struct TrafficOptions {
   IoOptions io;
   std::array<uint64_t, kNumTrafficKinds> bytes_per_second = {};  // 0: no cap
   bool trace = false;
+  // Hot blocks kept in memory in front of the store: read twice not long ago, or prefetched. 0: off.
+  uint32_t memory_blocks = 0;
 };
 
 using PeerId = uint32_t;
@@ -175,6 +178,9 @@ class TrafficManager {
 
   std::shared_ptr<Ticket> load(LoadSpec spec);
   std::shared_ptr<Ticket> persist(PersistSpec spec);
+  // Reads a chain into the memory tier, through pool slots that happen to be free and below all
+  // other reads. Its ticket's blocks() counts those that are there then. Needs memory_blocks.
+  std::shared_ptr<Ticket> prefetch(std::vector<BlockId> chain);
   std::shared_ptr<Ticket> stage(MoveSpec spec);
   std::shared_ptr<Ticket> stage_from_peer(MoveSpec spec);
   std::shared_ptr<Ticket> push(MoveSpec spec);
@@ -199,6 +205,7 @@ class TrafficManager {
   // Tokens queued or in flight from storage: what the request scheduler balances.
   uint64_t read_queue_tokens() const noexcept;
   TrafficCounters counters(TrafficKind kind) const noexcept;
+  MemoryTierStats memory_tier_stats() const noexcept;
   void set_cap(TrafficKind kind, uint64_t bytes_per_second) noexcept;
   // The pieces finished since the last call (options.trace).
   std::vector<TraceEvent> take_trace();

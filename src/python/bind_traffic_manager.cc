@@ -165,6 +165,15 @@ void bind_operations(py::class_<TrafficManager, std::shared_ptr<TrafficManager>>
       },
       py::kw_only(), py::arg("keys"), py::arg("parent"), py::arg("slots"), py::arg("trace_id") = 0,
       "pool slots -> store. The ticket's `blocks` is how many the store has then.");
+  cls.def(
+      "prefetch",
+      [](TrafficManager& self, const Array<uint8_t>& keys, const py::bytes& parent) {
+        auto chain = to_chain(keys, parent);
+        const py::gil_scoped_release release;
+        return self.prefetch(std::move(chain));
+      },
+      py::kw_only(), py::arg("keys"), py::arg("parent"),
+      "store -> memory tier, below all other reads; needs memory_blocks.");
   def_move<&TrafficManager::stage>(cls, "stage", "pool slots -> device cache, layer by layer.");
   def_move<&TrafficManager::stage_from_peer>(
       cls, "stage_from_peer", "a peer's pool slots -> device cache, layer by layer (RDMA read).");
@@ -202,6 +211,14 @@ void bind_observation(py::class_<TrafficManager, std::shared_ptr<TrafficManager>
                             py::arg("failures") = c.failures);
              }
              return out;
+           })
+      .def("memory_tier_stats",
+           [](const TrafficManager& self) {
+             const MemoryTierStats stats = self.memory_tier_stats();
+             return py::dict(py::arg("capacity") = stats.capacity, py::arg("blocks") = stats.blocks,
+                             py::arg("hits") = stats.hits, py::arg("misses") = stats.misses,
+                             py::arg("admitted") = stats.admitted,
+                             py::arg("evicted") = stats.evicted);
            })
       .def(
           "ring_counters",
@@ -262,8 +279,9 @@ void bind_traffic_manager(py::module_& m) {
                       const std::string& transport, const std::string& copy,
                       const VerbsOptions& verbs, IoBackend io_backend, uint32_t io_depth,
                       const std::map<std::string, uint64_t>& bytes_per_second, bool trace,
-                      uint32_t spin_us) {
+                      uint32_t spin_us, uint32_t memory_blocks) {
             TrafficOptions options;
+            options.memory_blocks = memory_blocks;
             options.name = name;
             options.epoch = epoch;
             options.listen = listen;
@@ -286,7 +304,7 @@ void bind_traffic_manager(py::module_& m) {
           py::arg("transport") = "shm", py::arg("copy") = "cpu", py::arg("verbs") = VerbsOptions{},
           py::arg("io_backend") = IoBackend::kAuto, py::arg("io_depth") = 64,
           py::arg("bytes_per_second") = std::map<std::string, uint64_t>{}, py::arg("trace") = false,
-          py::arg("spin_us") = TrafficOptions{}.spin_us)
+          py::arg("spin_us") = TrafficOptions{}.spin_us, py::arg("memory_blocks") = 0)
       .def("make_stream", &TrafficManager::make_stream, py::arg("expected") = 1)
       .def("open_receive", &TrafficManager::open_receive, py::arg("stream"))
       .def("close_receive", &TrafficManager::close_receive, py::arg("tag"))

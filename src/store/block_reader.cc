@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/clock.h"
 #include "store/block_file.h"
@@ -24,6 +25,23 @@ void BlockReader::begin(ReadJob& job) {
   job.paths.clear();
   for (const BlockId& id : job.chain) job.paths.push_back(store_.path_of(id));
   if (job.chain.empty()) job.next_part = job.num_parts();
+  if (tier_ == nullptr) return;
+  for (uint32_t block = 0; block < job.chain.size(); ++block) {
+    job.blocks[block].memory_slot = tier_->pin(job.chain[block].key);
+    if (!job.blocks[block].memory_slot) continue;
+    wait_for_verify(job, block, 0, job.cuts.back());
+  }
+  if (!job.chain.empty() && job.blocks[0].memory_slot) advance(job);
+}
+
+// To the next block and part that has to be read.
+void BlockReader::advance(ReadJob& job) noexcept {
+  do {
+    if (++job.next_block >= job.good_blocks) {
+      job.next_block = 0;
+      ++job.next_part;
+    }
+  } while (job.next_part < job.num_parts() && job.blocks[job.next_block].memory_slot);
 }
 
 uint64_t BlockReader::part_begin(const ReadJob& job, uint32_t part) const noexcept {
@@ -57,10 +75,7 @@ bool BlockReader::issue(ReadJob& job) noexcept {
     }
     job.blocks[block].begin_ns = now_ns();
   }
-  if (++job.next_block >= job.good_blocks) {
-    job.next_block = 0;
-    ++job.next_part;
-  }
+  advance(job);
   return true;
 }
 
@@ -123,9 +138,25 @@ void BlockReader::on_read(const BlockOperation& operation, int64_t result) noexc
   store_.record_read_latency(now_ns() - job.blocks[block].begin_ns);
   finish_part(job, block);
   if (!store_.options().verify_checksums) return announce(job, block, first, end);
+  wait_for_verify(job, block, first, end);
+}
+
+void BlockReader::wait_for_verify(ReadJob& job, uint32_t block, uint32_t first,
+                                  uint32_t end) noexcept {
   if (job.unverified.empty()) verifying_.push_back(&job);
   job.unverified.push_back({first, end, block});
   std::push_heap(job.unverified.begin(), job.unverified.end(), std::greater<>());
+}
+
+// Checks a layer that was read, or copies it from the memory tier, where it was checked before.
+bool BlockReader::take_layer(ReadJob& job, uint32_t block, uint32_t layer) noexcept {
+  uint8_t* to = pool_.slot_data(job.slots[block]);
+  const auto memory = job.blocks[block].memory_slot;
+  if (!memory) return check_layer(to, store_, layer);
+  const uint64_t begin = layer == 0 ? 0 : store_.header_bytes() + store_.layout().layer_offset(layer);
+  const uint64_t end = store_.header_bytes() + store_.layout().layer_offset(layer + 1);
+  std::memcpy(to + begin, tier_->data(*memory) + begin, end - begin);
+  return true;
 }
 
 void BlockReader::verify(uint64_t budget_bytes) noexcept {
@@ -143,11 +174,12 @@ bool BlockReader::verify_next(ReadJob& job) noexcept {
   ReadJob::Unverified& next = heap.back();
   const uint32_t layer = next.layer, block = next.block;
   const bool wanted = block < job.good_blocks;
-  const bool good = wanted && check_layer(pool_.slot_data(job.slots[block]), store_, layer);
+  const bool good = wanted && take_layer(job, block, layer);
   if (good && ++next.layer < next.end_layer) {
     std::push_heap(heap.begin(), heap.end(), std::greater<>());
   } else {
     heap.pop_back();
+    if (job.blocks[block].memory_slot) tier_->unpin(*job.blocks[block].memory_slot);
   }
   if (good) {
     announce(job, block, layer, layer + 1);
@@ -160,7 +192,11 @@ bool BlockReader::verify_next(ReadJob& job) noexcept {
 }
 
 void BlockReader::announce(ReadJob& job, uint32_t block, uint32_t first, uint32_t end) noexcept {
-  job.blocks[block].layers_done += end - first;
+  ReadJob::Block& state = job.blocks[block];
+  state.layers_done += end - first;
+  if (tier_ != nullptr && !state.memory_slot && state.layers_done == job.cuts.back()) {
+    tier_->offer(job.chain[block].key, pool_.slot_data(job.slots[block]), job.for_memory_tier);
+  }
   if (!job.aborted && block < job.good_blocks) job.on_layers(first, end);
 }
 

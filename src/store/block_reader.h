@@ -12,11 +12,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "kvtransfer/block_store.h"
+#include "store/memory_tier.h"
 #include "store/operation_table.h"
 
 namespace kvtransfer {
@@ -25,6 +27,7 @@ struct ReadJob {
   std::vector<BlockId> chain;
   std::vector<uint32_t> slots;  // one per block
   std::vector<uint32_t> cuts;   // layer boundaries; at least {0, num_layers}
+  bool for_memory_tier = false;  // a prefetch: what is read goes there
   // Layers [first, end) of one more block have landed.
   std::function<void(uint32_t first_layer, uint32_t end_layer)> on_landed;
   // Layers [first, end) of one more block have landed and verified.
@@ -48,6 +51,7 @@ struct ReadJob {
     uint32_t layers_done = 0;
     int64_t begin_ns = 0;
     bool opened = false;  // the header page has landed and is right
+    std::optional<uint32_t> memory_slot;  // of the memory tier: nothing is read
   };
   struct Unverified {
     uint32_t layer, end_layer, block;
@@ -66,8 +70,9 @@ struct ReadJob {
 
 class BlockReader {
  public:
-  BlockReader(BlockStore& store, OperationTable& operations, BufferPool& pool)
-      : store_(store), operations_(operations), pool_(pool) {}
+  // `tier` may be null.
+  BlockReader(BlockStore& store, OperationTable& operations, BufferPool& pool, MemoryTier* tier)
+      : store_(store), operations_(operations), pool_(pool), tier_(tier) {}
 
   void begin(ReadJob& job);
   // Bytes the next issue() would read, 0 when nothing can be issued now (all issued, or waiting for
@@ -88,7 +93,10 @@ class BlockReader {
   void on_open(const BlockOperation& operation, int64_t result) noexcept;
   void on_read(const BlockOperation& operation, int64_t result) noexcept;
   bool read_part(ReadJob& job, uint32_t block, uint32_t part) noexcept;
+  void wait_for_verify(ReadJob& job, uint32_t block, uint32_t first, uint32_t end) noexcept;
   bool verify_next(ReadJob& job) noexcept;
+  void advance(ReadJob& job) noexcept;
+  bool take_layer(ReadJob& job, uint32_t block, uint32_t layer) noexcept;
   void announce(ReadJob& job, uint32_t block, uint32_t first, uint32_t end) noexcept;
   void fail_block(ReadJob& job, uint32_t block, ErrorCode code, int error,
                   std::string why) noexcept;
@@ -101,6 +109,7 @@ class BlockReader {
   BlockStore& store_;
   OperationTable& operations_;
   BufferPool& pool_;
+  MemoryTier* tier_;
   std::vector<ReadJob*> verifying_;  // jobs with landed layers, oldest first
 };
 

@@ -14,11 +14,13 @@ constexpr uint64_t kVerifyBytes = uint64_t{512} << 10;
 
 }  // namespace
 
-StoreIo::StoreIo(BlockStore& store, IoQueue& queue, BufferPool& pool)
+StoreIo::StoreIo(BlockStore& store, IoQueue& queue, BufferPool& pool, uint32_t memory_blocks)
     : store_(store),
       queue_(queue),
       operations_(queue, store.mount()),
-      reader_(store, operations_, pool),
+      tier_(memory_blocks == 0 ? nullptr
+                               : std::make_unique<MemoryTier>(memory_blocks, store.file_bytes())),
+      reader_(store, operations_, pool, tier_.get()),
       writer_(store, operations_, pool) {
   if (pool.header_bytes() != store.header_bytes() || pool.slot_bytes() < store.file_bytes()) {
     throw Error(ErrorCode::kMismatch, "BlockStore: the pool's slots (" +
@@ -43,6 +45,11 @@ bool StoreIo::may_write() noexcept {
   const bool may = operations_.free() > 0 && !crowded;
   refused_.writes |= !may;
   return may;
+}
+
+bool StoreIo::may_prefetch() const noexcept {
+  return !refused_before_.reads && !refused_.reads &&
+         operations_.free() > operations_.capacity() / 2;
 }
 
 size_t StoreIo::poll() noexcept {

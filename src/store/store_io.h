@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -17,7 +18,8 @@ namespace kvtransfer {
 
 class StoreIo {
  public:
-  StoreIo(BlockStore& store, IoQueue& queue, BufferPool& pool);
+  // `memory_blocks` blocks are kept in memory in front of the store; 0: none.
+  StoreIo(BlockStore& store, IoQueue& queue, BufferPool& pool, uint32_t memory_blocks = 0);
 
   void begin(ReadJob& job) { reader_.begin(job); }
   void begin(WriteJob& job) { writer_.begin(job); }
@@ -26,6 +28,8 @@ class StoreIo {
   // of the queue, and that eighth is theirs.
   bool may_read() noexcept;
   bool may_write() noexcept;
+  // A prefetch takes nothing from anybody: half of the queue at most, and only what no read wanted.
+  bool may_prefetch() const noexcept;
   bool issue(ReadJob& job) noexcept { return may_read() && reader_.issue(job); }
   bool issue(WriteJob& job) noexcept { return may_write() && writer_.issue(job); }
   void abort(ReadJob& job, Outcome why) noexcept { reader_.abort(job, std::move(why)); }
@@ -42,6 +46,8 @@ class StoreIo {
                      uint32_t valid_tokens_of_last);
 
   BlockStore& store() const noexcept { return store_; }
+  // Null without one. Its stats() may be asked from any thread.
+  const MemoryTier* memory_tier() const noexcept { return tier_.get(); }
 
  private:
   template <typename Job>
@@ -50,6 +56,7 @@ class StoreIo {
   BlockStore& store_;
   IoQueue& queue_;
   OperationTable operations_;
+  std::unique_ptr<MemoryTier> tier_;
   BlockReader reader_;
   BlockWriter writer_;
   std::vector<BlockOperation> overdue_;

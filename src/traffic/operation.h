@@ -120,6 +120,7 @@ class Operation {
 };
 
 std::unique_ptr<Operation> make_load(LoadSpec spec, const BlockLayout& layout, TrafficStats& stats);
+std::unique_ptr<Operation> make_prefetch(std::vector<BlockId> chain, const BlockLayout& layout);
 // `admitted` blocks of the store's reservation are paid back when the operation ends.
 std::unique_ptr<Operation> make_persist(PersistSpec spec, std::shared_ptr<BlockStore> store,
                                         uint32_t admitted);

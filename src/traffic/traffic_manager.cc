@@ -87,7 +87,7 @@ TrafficManager::State::State(std::shared_ptr<BlockStore> store_in,
   for (size_t i = 0; i < kNumTrafficKinds; ++i) buckets[i].set_rate(options.bytes_per_second[i]);
   const IoBuffer buffer{pool->region()->data(), pool->region()->bytes()};
   io = IoQueue::create(options.io, {&buffer, store ? 1u : 0u});
-  if (store) store_io = std::make_unique<StoreIo>(*store, *io, *pool);
+  if (store) store_io = std::make_unique<StoreIo>(*store, *io, *pool, options.memory_blocks);
   open_transport(options);
   progress.store_io = store_io.get();
   progress.pool = pool.get();
@@ -292,6 +292,12 @@ std::shared_ptr<Ticket> TrafficManager::persist(PersistSpec spec) {
   return state_->submit(make_persist(std::move(spec), state_->store, admitted.reserved));
 }
 
+std::shared_ptr<Ticket> TrafficManager::prefetch(std::vector<BlockId> chain) {
+  require(state_->store_io != nullptr && state_->store_io->memory_tier() != nullptr,
+          "prefetch needs a store and memory_blocks");
+  return state_->submit(make_prefetch(std::move(chain), state_->layout));
+}
+
 namespace {
 
 // Everything about a move that could only fail later, in the progress thread, is refused here.
@@ -388,6 +394,11 @@ uint64_t TrafficManager::read_queue_tokens() const noexcept {
 
 TrafficCounters TrafficManager::counters(TrafficKind kind) const noexcept {
   return state_->stats.counters(kind);
+}
+
+MemoryTierStats TrafficManager::memory_tier_stats() const noexcept {
+  const bool has = state_->store_io != nullptr && state_->store_io->memory_tier() != nullptr;
+  return has ? state_->store_io->memory_tier()->stats() : MemoryTierStats{};
 }
 
 void TrafficManager::set_cap(TrafficKind kind, uint64_t bytes_per_second) noexcept {
