@@ -59,7 +59,9 @@ def work(root: str, stop: Event, counts: dict[str, Synchronized[int]]) -> None:
     rng = random.Random(os.getpid() + time.time_ns())
     slots = pool.acquire(CHAIN)
     assert slots is not None
-    views = [pool.region.array()[o : o + LAYOUT.full_block_bytes] for o in pool.payload_offsets(slots)]
+    views = [
+        pool.region.array()[o : o + LAYOUT.full_block_bytes] for o in pool.payload_offsets(slots)
+    ]
 
     def add(name: str, value: int) -> None:
         with counts[name].get_lock():

@@ -76,6 +76,9 @@ def store(
     depth: Annotated[int, typer.Option(help="operations in flight")] = 32,
     backend: Annotated[str, typer.Option(help="of auto, uring, threads")] = "auto",
     peers: Annotated[str, typer.Option(help="of fio, plain, torch")] = "fio,plain",
+    huge: Annotated[
+        bool, typer.Option(help="our buffers in huge pages where they can be had")
+    ] = True,
     verify: Annotated[bool, typer.Option(help="also measure with checksums on")] = True,
     json_file: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
@@ -102,7 +105,7 @@ def store(
     ):
         task = progress.add_task("bench store", total=len(sizes) * len(modes) * pairs)
         for name in sizes:
-            with _bench(Path(scratch), name, megabytes, depth, backend) as bench:
+            with _bench(Path(scratch), name, megabytes, depth, backend, huge) as bench:
                 for kind in modes:
                     cases = bench.cases(kind, programs, verify)
                     new = {case: Row(name, kind, case) for case in cases}
@@ -173,7 +176,9 @@ class _Bench:
     def file_bytes(self) -> int:
         return self.pool.slot_bytes
 
-    def _sampled(self, run: Callable[[], tuple[float, float, float, float]]) -> Callable[[], Sample]:
+    def _sampled(
+        self, run: Callable[[], tuple[float, float, float, float]]
+    ) -> Callable[[], Sample]:
         total = self.count * self.file_bytes
 
         def sample() -> Sample:
@@ -252,16 +257,19 @@ class _Bench:
 
 @contextmanager
 def _bench(
-    scratch: Path, name: str, megabytes: int, depth: int, backend: str
+    scratch: Path, name: str, megabytes: int, depth: int, backend: str, huge: bool
 ) -> Iterator[_Bench]:
     import numpy as np
 
     from kvtransfer import BlockLayout, chain_keys, make_pool
+    from kvtransfer.memory import HugePages, RegionKind
 
     layers, layer_bytes = SHAPES[name]
     layout = BlockLayout(layers, 64, [layer_bytes])
     slots = max(2 * depth // CHAIN, 2) * CHAIN
-    pool = make_pool(layout, slots)
+    pages = HugePages.auto if huge else HugePages.off
+    kind = RegionKind.anonymous if huge else RegionKind.shared
+    pool = make_pool(layout, slots, kind, pages)
     taken = pool.acquire(slots)
     assert taken is not None
     data = np.random.default_rng(1).integers(0, 256, 1 << 20, np.uint8)

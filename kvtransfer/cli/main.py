@@ -7,7 +7,7 @@ import sys
 import typer
 
 from kvtransfer import __version__
-from kvtransfer.cli import bench, doctor, plot, profile, replay, store, workload
+from kvtransfer.cli import bench, doctor, plan, plot, profile, replay, store, workload
 from kvtransfer.errors import KVTransferError
 
 __all__ = ["app", "main"]
@@ -25,6 +25,7 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(workload.app, name="workload")
 app.add_typer(bench.app, name="bench")
 app.add_typer(store.app, name="store")
+app.add_typer(plan.app, name="plan")
 
 
 @app.command()

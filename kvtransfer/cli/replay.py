@@ -69,6 +69,9 @@ def replay(
         float, typer.Option(help="cap of each engine's link, MB/s; 0: none")
     ] = 0,
     pool_blocks: Annotated[int | None, typer.Option(help="slots of each PE and DE buffer")] = None,
+    memory_blocks: Annotated[
+        int, typer.Option(help="blocks each engine keeps in memory before the store; 0: none")
+    ] = 0,
     read_parts: Annotated[
         int, typer.Option(help="storage reads per block; 0: one a layer, 1: Full Blocks")
     ] = 0,
@@ -129,6 +132,7 @@ def replay(
         "verbs_queue_pairs": verbs_queue_pairs,
         "storage_read_cap": int(storage_mbps * MEGA),
         "network_cap": int(network_mbps * MEGA),
+        "memory_blocks": memory_blocks,
         "read_parts": read_parts,
         "layerwise": layerwise,
         "quota_s": quota_ms / 1000,

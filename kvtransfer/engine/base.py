@@ -24,7 +24,7 @@ from kvtransfer.engine.messages import (
     encode_message,
 )
 from kvtransfer.errors import Mismatch
-from kvtransfer.memory import make_pool
+from kvtransfer.memory import RegionKind, make_pool
 from kvtransfer.models import Arena, load_model, namespace_of
 from kvtransfer.store import BlockStore
 from kvtransfer.transport import TrafficManager, VerbsOptions
@@ -75,7 +75,9 @@ class Engine(ABC):
             max_bytes=config.store_max_bytes,
             fsync=config.fsync,
         )
-        self.pool = make_pool(self.layout, config.pool_blocks)
+        # Only engines that map each other's pools need them shared; others get huge pages for nothing.
+        kind = RegionKind.shared if config.transport == "shm" else RegionKind.anonymous
+        self.pool = make_pool(self.layout, config.pool_blocks, kind)
         self.arena: Arena = self.model.arena(num_layer_slots or self.model.num_layers, tokens)
         caps = {
             "storage_read": config.storage_read_cap,
@@ -98,6 +100,7 @@ class Engine(ABC):
             ),
             bytes_per_second={k: v for k, v in caps.items() if v},
             trace=config.trace,
+            memory_blocks=config.memory_blocks,
         )
         self.forwards: list[Any] = []
         self.spans: list[tuple[str, int, int, int]] = []
@@ -182,6 +185,7 @@ class Engine(ABC):
             "ring": {name: self.traffic.ring_counters(name) for name in ("kv", "model")},
             "nic": self.traffic.hardware_counters(),
             "store": self.store.stats(),
+            "memory_tier": self.traffic.memory_tier_stats(),
             "pool": {
                 "slots": self.pool.num_slots,
                 "available": self.pool.available,

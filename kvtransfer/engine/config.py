@@ -35,6 +35,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     pool_blocks: int = 256
     prefill_tokens: int = 8192  # of each of the three layer slots on a PE
     decode_tokens: int = 32768  # of a DE's device cache
+    memory_blocks: int = 0  # of each engine's memory tier in front of the store; 0: none
     read_parts: int = 0  # storage reads per block; 0: one per layer; 1: the paper's Full Block
     storage_read_cap: int = 0
     storage_write_cap: int = 0
@@ -57,6 +58,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
             "num_prefill": (1, 64),
             "num_decode": (1, 64),
             "pool_blocks": (1, 1 << 24),
+            "memory_blocks": (0, 1 << 24),
             "prefill_tokens": (1, 1 << 26),
             "decode_tokens": (1, 1 << 26),
             "read_parts": (0, 1 << 10),

@@ -309,6 +309,10 @@ class DecodeEngine(Engine):
                 finished_ns=time.monotonic_ns(),
             )
         )
+        # An agent's next turn reads these again: they are staged while its tool runs.
+        staged = min(request.persisted, self.config.memory_blocks)
+        if staged:
+            self.traffic.prefetch(keys=request.keys[:staged], parent=self.root_key)
         self._drop(request)
 
     # ------------------------------------------------------------------ when things go wrong

@@ -1,4 +1,4 @@
-"""Writes the seeds of block_file_fuzz into a folder: one right input for each parser, and near misses."""
+"""Writes the seeds of block_file_fuzz: one right input for each parser, and near misses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One store through two mounts: a directory, and a FUSE file system over it that can be made to hang."""
+"""One store through two mounts: a directory, and a FUSE file system over it that can hang."""
 
 from __future__ import annotations
 

@@ -191,7 +191,10 @@ def test_hostile_archives_are_refused_and_leave_nothing(small: BlockStore, tmp_p
 
 def repack(archive: bytes, change) -> bytes:  # type: ignore[no-untyped-def]
     out = io.BytesIO()
-    with tarfile.open(fileobj=io.BytesIO(archive)) as source, tarfile.open(fileobj=out, mode="w") as to:
+    with (
+        tarfile.open(fileobj=io.BytesIO(archive)) as source,
+        tarfile.open(fileobj=out, mode="w") as to,
+    ):
         for i, member in enumerate(source):
             file = source.extractfile(member)
             assert file is not None

@@ -41,6 +41,7 @@ PUBLIC = {
 PYTHON = {
     "scheduler": {"errors"},
     "workload": {"errors"},
+    "analysis": {"errors", "workload"},
     "models": {"errors", "keys", "layout", "memory"},
     "engine": {
         "errors",
