@@ -206,6 +206,9 @@ class _Bench:
         shutil.rmtree(self.folder / "store", ignore_errors=True)
         order = np.arange(self.count // CHAIN)
         with self._manager(True) as (manager, store):
+            for i, key in enumerate(self.keys):  # a store that has been used has its directories
+                parent = self.keys[i - 1].tobytes() if i % CHAIN else self.root
+                Path(store.path_of(key.tobytes(), parent)).parent.mkdir(parents=True, exist_ok=True)
             return self._sampled(
                 lambda: (
                     *self._drive(order, manager.persist),

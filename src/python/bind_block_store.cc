@@ -137,6 +137,21 @@ void bind_block_store(py::module_& m) {
           py::arg("keys"), py::arg("parent"), py::arg("pool"), py::arg("slots"),
           py::arg("valid_tokens_of_last") = 0,
           "Writes a chain from pool slots; returns how many blocks the store has then.")
+      .def(
+          "admit",
+          [](BlockStore& self, const Array<uint8_t>& keys, const py::bytes& parent) {
+            const auto chain = to_chain(keys, parent);
+            Admission admission;
+            {
+              const py::gil_scoped_release release;
+              admission = self.admit(chain);
+            }
+            return py::make_tuple(admission.blocks, admission.reserved);
+          },
+          py::arg("keys"), py::arg("parent"),
+          "Reserves room for a chain that somebody else writes into the directory; returns how many "
+          "of its blocks may be there, and what end_writes() has to be given afterwards.")
+      .def("end_writes", &BlockStore::end_writes, py::arg("reserved"))
       .def("evict", &BlockStore::evict, py::call_guard<py::gil_scoped_release>())
       .def("rescan", &BlockStore::rescan, py::call_guard<py::gil_scoped_release>())
       .def(

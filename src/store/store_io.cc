@@ -82,7 +82,7 @@ void StoreIo::run(Job& job) {
   while (!job.finished()) {
     while (issue(job)) {
     }
-    if (poll() == 0 && job.in_flight > 0) queue_.wait({}, now_ns() + 100'000'000);
+    if (poll() == 0 && queue_.in_flight() > 0) queue_.wait({}, now_ns() + 100'000'000);
   }
   queue_.submit();
 }
