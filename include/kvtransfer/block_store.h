@@ -137,8 +137,8 @@ class BlockStore {
   bool rescan();
   // What lies in the directory now, with file times (ns since 1970). Throws Error(kTimeout).
   std::vector<std::pair<BlockId, uint64_t>> list();
-  // Reads the file at `path`, wherever it lies, into a pool slot. Empty when it is the block `id` of
-  // this store, whole and right; else why not.
+  // Reads the file at `path`, wherever it lies, into a pool slot. Empty when it is the block `id`
+  // of this store, whole and right; else why not.
   std::string check_file(const std::string& path, const BlockId& id, BufferPool& pool,
                          uint32_t slot) const;
 
@@ -186,7 +186,9 @@ class BlockStore {
   void say_full(const std::string& why) noexcept;
 
   // Eviction (src/store/eviction.cc).
-  bool bounded() const noexcept { return options_.max_bytes != 0 || options_.free_space_floor != 0; }
+  bool bounded() const noexcept {
+    return options_.max_bytes != 0 || options_.free_space_floor != 0;
+  }
   bool admit_one() noexcept;
   uint64_t known_blocks() const noexcept;
   int64_t spare_bytes() noexcept;
@@ -204,7 +206,7 @@ class BlockStore {
   std::unique_ptr<Mount> mount_;
   std::unique_ptr<StoreLatencies> latencies_;
 
-  std::mutex evict_mutex_;  // one eviction at a time; taken before the others
+  std::mutex evict_mutex_;              // one eviction at a time; taken before the others
   std::atomic<uint64_t> evictions_{0};  // release pairs with the acquire of one that waited
 
   mutable std::shared_mutex catalog_mutex_;  // guards catalog_; never held together with mutex_

@@ -89,7 +89,8 @@ struct TrafficOptions {
   IoOptions io;
   std::array<uint64_t, kNumTrafficKinds> bytes_per_second = {};  // 0: no cap
   bool trace = false;
-  // Hot blocks kept in memory in front of the store: read twice not long ago, or prefetched. 0: off.
+  // Hot blocks kept in memory in front of the store: read twice not long ago, or prefetched. 0:
+  // off.
   uint32_t memory_blocks = 0;
 };
 

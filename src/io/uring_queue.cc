@@ -81,7 +81,8 @@ class UringQueue final : public IoQueue {
     enable();
     while (slots_.in_flight() > 0) {
       const int rc = io_uring_submit_and_wait(&ring_, 1);
-      if (rc < 0 && rc != -EINTR) break;  // not the owner thread: closing the ring cancels and waits
+      if (rc < 0 && rc != -EINTR)
+        break;  // not the owner thread: closing the ring cancels and waits
       IoCompletion ignored[16];
       poll(ignored);
     }
@@ -158,8 +159,8 @@ class UringQueue final : public IoQueue {
     return count;
   }
 
-  // With at most one descriptor to watch, all waiting is done in the ring. More may come and go, and
-  // a request that watches one keeps it open, so then they are polled.
+  // With at most one descriptor to watch, all waiting is done in the ring. More may come and go,
+  // and a request that watches one keeps it open, so then they are polled.
   void wait(std::span<const int> fds, int64_t deadline_ns) noexcept override {
     enable();
     const bool watchable = fds.empty() || watched_ < 0 || watched_ == fds[0];

@@ -149,7 +149,8 @@ void bind_block_store(py::module_& m) {
             return py::make_tuple(admission.blocks, admission.reserved);
           },
           py::arg("keys"), py::arg("parent"),
-          "Reserves room for a chain that somebody else writes into the directory; returns how many "
+          "Reserves room for a chain that somebody else writes into the directory; returns how "
+          "many "
           "of its blocks may be there, and what end_writes() has to be given afterwards.")
       .def("end_writes", &BlockStore::end_writes, py::arg("reserved"))
       .def("evict", &BlockStore::evict, py::call_guard<py::gil_scoped_release>())

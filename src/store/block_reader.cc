@@ -153,7 +153,8 @@ bool BlockReader::take_layer(ReadJob& job, uint32_t block, uint32_t layer) noexc
   uint8_t* to = pool_.slot_data(job.slots[block]);
   const auto memory = job.blocks[block].memory_slot;
   if (!memory) return check_layer(to, store_, layer);
-  const uint64_t begin = layer == 0 ? 0 : store_.header_bytes() + store_.layout().layer_offset(layer);
+  const uint64_t begin =
+      layer == 0 ? 0 : store_.header_bytes() + store_.layout().layer_offset(layer);
   const uint64_t end = store_.header_bytes() + store_.layout().layer_offset(layer + 1);
   std::memcpy(to + begin, tier_->data(*memory) + begin, end - begin);
   return true;

@@ -25,8 +25,8 @@ namespace kvtransfer {
 
 struct ReadJob {
   std::vector<BlockId> chain;
-  std::vector<uint32_t> slots;  // one per block
-  std::vector<uint32_t> cuts;   // layer boundaries; at least {0, num_layers}
+  std::vector<uint32_t> slots;   // one per block
+  std::vector<uint32_t> cuts;    // layer boundaries; at least {0, num_layers}
   bool for_memory_tier = false;  // a prefetch: what is read goes there
   // Layers [first, end) of one more block have landed.
   std::function<void(uint32_t first_layer, uint32_t end_layer)> on_landed;
@@ -50,7 +50,7 @@ struct ReadJob {
     uint32_t parts_done = 0;
     uint32_t layers_done = 0;
     int64_t begin_ns = 0;
-    bool opened = false;  // the header page has landed and is right
+    bool opened = false;                  // the header page has landed and is right
     std::optional<uint32_t> memory_slot;  // of the memory tier: nothing is read
   };
   struct Unverified {

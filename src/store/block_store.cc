@@ -40,19 +40,17 @@ std::vector<bool> stat_files(const std::vector<std::string>& paths, uint64_t byt
   std::vector<bool> there(paths.size());
   for (size_t i = 0; i < paths.size(); ++i) {
     struct stat info;
-    there[i] =
-        stat(paths[i].c_str(), &info) == 0 && static_cast<uint64_t>(info.st_size) == bytes;
+    there[i] = stat(paths[i].c_str(), &info) == 0 && static_cast<uint64_t>(info.st_size) == bytes;
     if (prefix && !there[i]) break;
   }
   return there;
 }
 
 std::optional<DirectoryScan> scan_mount(BlockStore& store) {
-  return store.mount().sweep<DirectoryScan>(
-      [root = store.root(), bytes = store.file_bytes(),
-       stale = store.options().stale_temporary_seconds] {
-        return scan_directory(root, bytes, stale);
-      });
+  return store.mount().sweep<DirectoryScan>([root = store.root(), bytes = store.file_bytes(),
+                                             stale = store.options().stale_temporary_seconds] {
+    return scan_directory(root, bytes, stale);
+  });
 }
 
 }  // namespace
@@ -121,8 +119,8 @@ std::vector<bool> BlockStore::find_existing(std::span<const BlockId> ids, bool p
   if (ids.empty()) return {};
   std::vector<std::string> paths;
   for (const BlockId& id : ids) paths.push_back(path_of(id));
-  const auto there = mount_->ask<std::vector<bool>>(
-      [paths = std::move(paths), bytes = file_bytes(), prefix] {
+  const auto there =
+      mount_->ask<std::vector<bool>>([paths = std::move(paths), bytes = file_bytes(), prefix] {
         return stat_files(paths, bytes, prefix);
       });
   return there.value_or(std::vector<bool>(ids.size()));
@@ -137,8 +135,8 @@ uint32_t BlockStore::lookup(std::span<const BlockId> chain) noexcept {
     }
     // Not known here; another process may have written the rest since.
     const auto there = find_existing(chain.subspan(found), true);
-    const auto more = static_cast<uint32_t>(
-        std::find(there.begin(), there.end(), false) - there.begin());
+    const auto more =
+        static_cast<uint32_t>(std::find(there.begin(), there.end(), false) - there.begin());
     if (more > 0) {
       const std::unique_lock lock(catalog_mutex_);
       for (const BlockId& id : chain.subspan(found, more)) catalog_->insert(id);
@@ -269,7 +267,8 @@ bool BlockStore::rescan() {
 
 std::vector<std::pair<BlockId, uint64_t>> BlockStore::list() {
   auto scan = scan_mount(*this);
-  if (!scan) throw Error(ErrorCode::kTimeout, "store " + root_ + ": the file system doesn't answer");
+  if (!scan)
+    throw Error(ErrorCode::kTimeout, "store " + root_ + ": the file system doesn't answer");
   return std::move(scan->blocks);
 }
 

@@ -117,14 +117,12 @@ void BlockWriter::sync_payload(WriteJob& job, uint32_t block) noexcept {
 
 void BlockWriter::rename_temporary(WriteJob& job, uint32_t block, bool no_replace) noexcept {
   const WriteJob::Block& state = job.blocks[block];
-  operations_.start({.step = BlockStep::kRename,
-                     .write = &job,
-                     .block = block,
-                     .part = no_replace ? 0u : 1u},
-                    {.op = IoOp::kRename,
-                     .flags = no_replace ? RENAME_NOREPLACE : 0,
-                     .path = state.temporary.c_str(),
-                     .new_path = state.path.c_str()});
+  operations_.start(
+      {.step = BlockStep::kRename, .write = &job, .block = block, .part = no_replace ? 0u : 1u},
+      {.op = IoOp::kRename,
+       .flags = no_replace ? RENAME_NOREPLACE : 0,
+       .path = state.temporary.c_str(),
+       .new_path = state.path.c_str()});
 }
 
 void BlockWriter::open_directory(WriteJob& job, uint32_t block, uint32_t level) noexcept {
@@ -270,8 +268,8 @@ void BlockWriter::on_overdue(const BlockOperation& operation) noexcept {
   job.overdue = true;
   if (job.failure.ok()) {
     job.failure = {ErrorCode::kTimeout, 0,
-                   "writing " + state.path + ": " + step_name(operation.step) +
-                       ": no answer for " + std::to_string(seconds) + " s"};
+                   "writing " + state.path + ": " + step_name(operation.step) + ": no answer for " +
+                       std::to_string(seconds) + " s"};
   }
   state.ended = true;
 }

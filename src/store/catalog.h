@@ -61,7 +61,7 @@ class Catalog {
   struct Node {
     BlockKey key;
     alignas(8) mutable uint64_t last_use = 0;  // through atomic_ref, where readers may run
-    Index parent = kNone;  // next free node, in one that is free
+    Index parent = kNone;                      // next free node, in one that is free
     uint32_t children = 0;
     uint32_t pins = 0;
     bool present = false;
@@ -94,8 +94,8 @@ class Catalog {
   std::vector<Node> nodes_;
   std::vector<Slot> table_;  // a power of two, at most 3/4 full
   Index free_ = kNone;
-  uint64_t used_ = 0;  // nodes in the table
-  uint64_t size_ = 0;  // present ones
+  uint64_t used_ = 0;                               // nodes in the table
+  uint64_t size_ = 0;                               // present ones
   mutable std::atomic<uint64_t> clock_{kFirstUse};  // a plain counter
   uint8_t scan_ = 0;
   Index swept_ = 0;  // nodes before it have been swept

@@ -26,8 +26,9 @@ struct DirectoryScan {
 };
 
 // Files of exactly `file_bytes` under the two-level fan-out of `root`; removes temporaries, and
-// blocks of another size, that are older than `stale_seconds`. Several threads, because a cold directory waits for the device. What
-// can't be read is left out: a scan is a hint, reads check everything.
+// blocks of another size, that are older than `stale_seconds`. Several threads, because a cold
+// directory waits for the device. What can't be read is left out: a scan is a hint, reads check
+// everything.
 DirectoryScan scan_directory(const std::string& root, uint64_t file_bytes, uint32_t stale_seconds);
 
 }  // namespace kvtransfer

@@ -2,8 +2,8 @@
 // without.
 //
 // A block comes in when it has been read twice within the last few times the tier's size (one scan
-// of cold blocks doesn't drive the hot ones out), or when it was prefetched; the least recently used
-// goes. What is in it has been verified.
+// of cold blocks doesn't drive the hot ones out), or when it was prefetched; the least recently
+// used goes. What is in it has been verified.
 //
 // Thread safety: none but stats(); belongs to the IoQueue's owner thread. Invariant: a pinned slot
 // is neither evicted nor overwritten.

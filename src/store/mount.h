@@ -2,8 +2,8 @@
 //
 // Calls that block (stat, statvfs, a directory scan) run in threads of their own, so that a mount
 // that hangs costs a caller one deadline and never its thread. While an operation is overdue the
-// mount is `slow`: the store is a miss then, and asks no more of it; when the last overdue operation
-// has come back it is used again.
+// mount is `slow`: the store is a miss then, and asks no more of it; when the last overdue
+// operation has come back it is used again.
 //
 // Thread safety: all methods may be called from any thread. Work must own what it uses: it may
 // outlive its caller and the store.

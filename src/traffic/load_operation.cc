@@ -51,9 +51,7 @@ class LoadOperation final : public Operation {
   }
 
   // A mount that hangs keeps the slots, and not the waiter.
-  bool decided() const noexcept override {
-    return finished() || (begun_ && job_.overdue);
-  }
+  bool decided() const noexcept override { return finished() || (begun_ && job_.overdue); }
 
   bool finished() const noexcept override { return begun_ && job_.finished(); }
 

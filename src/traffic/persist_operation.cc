@@ -39,9 +39,7 @@ class PersistOperation final : public Operation {
   bool background() const noexcept override { return true; }
 
   // A mount that hangs keeps the slots, and not the waiter.
-  bool decided() const noexcept override {
-    return finished() || (begun_ && job_.overdue);
-  }
+  bool decided() const noexcept override { return finished() || (begun_ && job_.overdue); }
 
   bool finished() const noexcept override { return begun_ && job_.finished(); }
 

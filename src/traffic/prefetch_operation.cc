@@ -14,7 +14,9 @@ class PrefetchOperation final : public Operation {
       : Operation({}, kNoDeadline), chain_(std::move(chain)), layout_(layout) {}
 
   bool background() const noexcept override { return true; }
-  bool finished() const noexcept override { return !reading_ && (stopped_ || next_ >= chain_.size()); }
+  bool finished() const noexcept override {
+    return !reading_ && (stopped_ || next_ >= chain_.size());
+  }
   void stop(Progress&, Outcome why) noexcept override {
     set_outcome(std::move(why));
     stopped_ = true;

@@ -14,8 +14,8 @@
 #include <unistd.h>
 
 #include <fstream>
-#include <thread>
 #include <map>
+#include <thread>
 
 #include "base/fd.h"
 #include "base/notifier.h"

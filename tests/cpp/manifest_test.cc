@@ -13,7 +13,8 @@ TEST(Manifest, AnyLayoutComesBackAsItWas) {
     std::vector<std::vector<uint32_t>> layers(1 + random() % 12);
     for (auto& layer : layers) {
       layer.resize(1 + random() % 3);
-      for (uint32_t& plane : layer) plane = 1 + random() % 3 * 100;  // runs of equal ones are likely
+      for (uint32_t& plane : layer)
+        plane = 1 + random() % 3 * 100;  // runs of equal ones are likely
     }
     const Manifest manifest{make_key(round), BlockLayout(1 + random() % 300, layers)};
     const Manifest parsed = parse_manifest(manifest_text(manifest));

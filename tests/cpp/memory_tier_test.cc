@@ -148,10 +148,10 @@ TEST_P(TierTrafficTest, APrefetchedChainIsThereForItsFirstLoad) {
 
 TEST_P(TierTrafficTest, PartOfAChainInMemoryAndTheRestInTheStoreMakeOneStream) {
   for (const auto& range : {std::pair{0, 1}, {2, 2}, {5, 1}}) {
-    ASSERT_TRUE(manager_
-                    ->prefetch({chain_.begin() + range.first,
-                                chain_.begin() + range.first + range.second})
-                    ->wait(in_seconds(20)));
+    ASSERT_TRUE(
+        manager_
+            ->prefetch({chain_.begin() + range.first, chain_.begin() + range.first + range.second})
+            ->wait(in_seconds(20)));
   }
   EXPECT_EQ(load(), kBlocks);
   EXPECT_EQ(manager_->memory_tier_stats().hits, 4u);

@@ -120,8 +120,8 @@ class HangTest : public ::testing::Test {
     options_.operation_timeout_ms = 30;
     store_ = std::make_unique<BlockStore>(directory_.path() + "/s", root_, kLayout, options_);
     for (const uint32_t slot : slots_) {
-      fill_random(pool_->region()->data() + pool_->payload_offset(slot),
-                  kLayout.full_block_bytes(), slot);
+      fill_random(pool_->region()->data() + pool_->payload_offset(slot), kLayout.full_block_bytes(),
+                  slot);
     }
   }
   template <typename Job>

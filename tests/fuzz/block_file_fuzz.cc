@@ -40,8 +40,7 @@ void check(bool condition) {
 void seal(std::vector<uint8_t>& slot) {
   constexpr size_t kAt = offsetof(BlockHeader, header_checksum);
   const uint64_t head = checksum(slot.data(), kAt);
-  const uint64_t sum =
-      checksum(slot.data() + kAt + 8, store().header_bytes() - kAt - 8, head);
+  const uint64_t sum = checksum(slot.data() + kAt + 8, store().header_bytes() - kAt - 8, head);
   std::memcpy(slot.data() + kAt, &sum, sizeof sum);
 }
 

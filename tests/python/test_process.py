@@ -25,7 +25,7 @@ def test_an_engine_that_can_not_start_says_why_in_its_log(tmp_path: Path) -> Non
 
 def test_an_unknown_model_is_one_line(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    process = start_process("de0", config(model="gpt-9"), str(log))
+    process = start_process("de0", config(model="gpt-9", store=str(tmp_path / "s")), str(log))
     process.join(60)
     assert process.exitcode == 2
     assert log.read_text() == "de0: unknown model 'gpt-9': use tiny, smollm2 or a local directory\n"
@@ -34,7 +34,8 @@ def test_an_unknown_model_is_one_line(tmp_path: Path) -> None:
 def test_a_process_is_named_after_its_role_and_ignores_the_launchers_interrupt(
     tmp_path: Path,
 ) -> None:
-    process = start_process("scheduler", config(), str(tmp_path / "log"))
+    settings = config(store=str(tmp_path / "s"))
+    process = start_process("scheduler", settings, str(tmp_path / "log"))
     assert process.pid is not None
     comm = Path(f"/proc/{process.pid}/comm")
     deadline = time.monotonic() + 30
@@ -53,7 +54,8 @@ def test_a_process_is_named_after_its_role_and_ignores_the_launchers_interrupt(
 def test_two_clusters_share_the_server_they_fork_from(tmp_path: Path, role: str) -> None:
     parents = set()
     for _ in range(2):
-        process = start_process(role, config(model="gpt-9"), str(tmp_path / "log"))
+        settings = config(model="gpt-9", store=str(tmp_path / "s"))
+        process = start_process(role, settings, str(tmp_path / "log"))
         parents.add(Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
         process.kill()
         process.join(10)
