@@ -34,6 +34,7 @@ Fd lock_directory(const std::string& root) {
 // Which of the files are gone now.
 std::vector<bool> remove_files(const std::vector<std::string>& paths) {
   std::vector<bool> gone;
+  gone.reserve(paths.size());
   for (const std::string& path : paths) {
     gone.push_back(unlink(path.c_str()) == 0 || errno == ENOENT);
   }
