@@ -51,10 +51,17 @@ void each_entry(int parent, const char* name, Visit visit) {
   closedir(directory);
 }
 
+// Not time(): that clock may lie behind the one that dates files.
+int64_t seconds_now() {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return now.tv_sec;
+}
+
 class Scanner {
  public:
   Scanner(uint64_t file_bytes, uint32_t stale_seconds)
-      : file_bytes_(file_bytes), stale_before_(time(nullptr) - stale_seconds) {}
+      : file_bytes_(file_bytes), stale_before_(seconds_now() - stale_seconds) {}
 
   void look_at(int directory, const char* name) {
     const std::string_view view(name);

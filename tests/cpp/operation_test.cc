@@ -326,7 +326,10 @@ TEST_F(StorageOperationTest, AnyErrorOfAnyReadMakesItsBlockAMissWithTheErrno) {
   for (const int error : {EIO, ENOENT, EMFILE, ESTALE, EACCES}) {
     for (int at = 0; at < 8; ++at) {
       int count = 0;
-      use([&](const IoRequest&) { return count++ == at ? -error : 0; });
+      use([&](const IoRequest& r) {
+        const bool reads = r.op == IoOp::kOpen || r.op == IoOp::kRead;
+        return reads && count++ == at ? -error : 0;
+      });
       auto stream = std::make_shared<LayerStream>(kLayers, 4);
       const auto load = make_load({chain, acquire(*pool_, 4), 1, stream}, kLayout, stats_);
       run(*load);
