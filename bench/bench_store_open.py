@@ -44,7 +44,9 @@ def main() -> None:
         store = BlockStore(folder, ROOT, LAYOUT)
         made: set[str] = set()
         parent = ROOT
-        for i, key in enumerate(np.random.default_rng(1).bytes(32) for _ in range(options.blocks)):
+        rng = np.random.default_rng(1)
+        for i in range(options.blocks):
+            key = rng.bytes(32)
             path = store.path_of(key, parent)
             directory = path[: path.rindex("/")]
             if directory not in made:
