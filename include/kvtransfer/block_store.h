@@ -6,7 +6,9 @@
 //
 // Thread safety: all methods may be called from any thread (the catalog has one lock, held for
 // table operations only, never across a system call). No call waits longer for the file system than
-// StoreOptions::operation_timeout_ms (opening, evicting and scanning: 20 times that). Invariants:
+// StoreOptions::operation_timeout_ms (opening, evicting and scanning: 20 times that) but get() and
+// put(): the slots are their caller's, so they return when the kernel has given them back.
+// Invariants:
 //  1. A block is visible under its final name only when complete (temporary name, then rename).
 //  2. What get() reports as loaded passed the header check (format, namespace, key, parent, layout)
 //     and the checksum of each of its layers; anything else is a miss and the prefix before it is
@@ -130,7 +132,8 @@ class BlockStore {
   // Evicts until cap and free-space floor hold with 5 % of the cap to spare; returns the blocks
   // removed. One process at a time does it (a lock file); a rescan first makes the accounting
   // honest. A thread of the store does the same before the cap is reached, and rescans whenever
-  // this process has written 1 % of it: with n other writers the cap may be passed by n %.
+  // this process has written 1 % of it. Between two scans the cap may be passed by what others
+  // write.
   uint64_t evict();
   // Re-reads the directory: blocks, bytes, stale temporaries. False when the mount didn't answer;
   // then nothing changes.

@@ -161,14 +161,14 @@ void BlockWriter::on_completion(const BlockOperation& operation, int64_t result)
     state.renamed |= operation.step == BlockStep::kRename && result >= 0;
     return finish(job, operation.block, false);
   }
-  if (result >= 0) return step_done(operation, result);
+  if (result >= 0) return step_done(operation);
   const int error = static_cast<int>(-result);
   if (try_otherwise(operation, error)) return;
   const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
   fail(operation, full ? ErrorCode::kNoSpace : ErrorCode::kIo, error, strerror(error));
 }
 
-void BlockWriter::step_done(const BlockOperation& operation, int64_t) noexcept {
+void BlockWriter::step_done(const BlockOperation& operation) noexcept {
   WriteJob& job = *operation.write;
   const uint32_t block = operation.block;
   switch (operation.step) {
@@ -216,7 +216,7 @@ bool BlockWriter::try_otherwise(const BlockOperation& operation, int error) noex
     case BlockStep::kMakeParent:
     case BlockStep::kMakeDirectory:
       if (error != EEXIST) return false;
-      step_done(operation, 0);
+      step_done(operation);
       return true;
     case BlockStep::kRename:
       if (operation.part != 0) return false;

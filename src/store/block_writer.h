@@ -64,7 +64,7 @@ class BlockWriter {
   void open_directory(WriteJob& job, uint32_t block, uint32_t level) noexcept;
   void directory_synced(const BlockOperation& operation) noexcept;
 
-  void step_done(const BlockOperation& operation, int64_t result) noexcept;
+  void step_done(const BlockOperation& operation) noexcept;
   bool try_otherwise(const BlockOperation& operation, int error) noexcept;
   void finish(WriteJob& job, uint32_t block, bool stored) noexcept;
   void fail(const BlockOperation& operation, ErrorCode code, int error,

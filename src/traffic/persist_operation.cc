@@ -24,7 +24,7 @@ class PersistOperation final : public Operation {
     bool progressed = false;
     const uint64_t bytes = progress.store_io->store().file_bytes();
     StoreIo& io = *progress.store_io;
-    if (io.store().mount().slow()) {
+    if (io.store().mount().slow() && job_.next_block < job_.chain.size()) {
       stop(progress, {ErrorCode::kTimeout, 0, describe() + ": the store's mount doesn't answer"});
     }
     while (job_.next_block < job_.chain.size()) {

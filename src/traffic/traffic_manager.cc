@@ -10,6 +10,7 @@
 #include "base/adaptive_spin.h"
 #include "base/bounded_queue.h"
 #include "traffic/operation.h"
+#include "traffic/submission.h"
 #include "transport/peer_listener.h"
 
 namespace kvtransfer {
@@ -259,21 +260,6 @@ std::shared_ptr<LayerStream> TrafficManager::make_stream(uint32_t expected) {
                                        state_->wake);
 }
 
-namespace {
-
-void require(bool condition, const std::string& what) {
-  if (!condition) throw Error(ErrorCode::kInvalidArgument, "TrafficManager: " + what);
-}
-
-void check_slots(const BufferPool& pool, const std::vector<uint32_t>& slots) {
-  for (const uint32_t slot : slots) {
-    require(slot < pool.num_slots(),
-            "slot " + std::to_string(slot) + " outside 0.." + std::to_string(pool.num_slots() - 1));
-  }
-}
-
-}  // namespace
-
 std::shared_ptr<Ticket> TrafficManager::load(LoadSpec spec) {
   require(state_->store != nullptr, "load needs a store");
   require(spec.chain.size() == spec.slots.size(), "load needs one slot per block");
@@ -297,36 +283,6 @@ std::shared_ptr<Ticket> TrafficManager::prefetch(std::vector<BlockId> chain) {
           "prefetch needs a store and memory_blocks");
   return state_->submit(make_prefetch(std::move(chain), state_->layout));
 }
-
-namespace {
-
-// Everything about a move that could only fail later, in the progress thread, is refused here.
-void check_move(const MoveSpec& spec, MoveKind kind, const BlockLayout& layout,
-                const BufferPool& pool, bool has_device) {
-  check_slots(pool, spec.slots);
-  require(!spec.into || spec.into->num_layers() == layout.num_layers(), "`into` has other layers");
-  require(!spec.after || spec.after->num_layers() == layout.num_layers(),
-          "`after` has other layers");
-  if (kind == MoveKind::kServe) return;
-  require(has_device && spec.cache != nullptr, "stage and push need a device cache");
-  spec.cache->check_compatible(layout);
-  if (kind == MoveKind::kStage) {
-    for (const uint64_t start : spec.block_starts) {
-      require(start <= pool.region()->bytes() &&
-                  layout.full_block_bytes() <= pool.region()->bytes() - start,
-              "a block at offset " + std::to_string(start) + " leaves the pool");
-    }
-  }
-  std::vector<CopyRange> ranges;
-  spec.cache->plan(layout,
-                   {.first_token = spec.first_token,
-                    .num_tokens = spec.num_tokens,
-                    .pages = spec.pages,
-                    .block_starts = spec.block_starts},
-                   ranges);
-}
-
-}  // namespace
 
 std::shared_ptr<Ticket> TrafficManager::stage(MoveSpec spec) {
   check_move(spec, MoveKind::kStage, state_->layout, *state_->pool, state_->device != nullptr);

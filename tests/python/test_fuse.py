@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from slots import ROOT_KEY, fill, read
+from slots import ROOT_KEY, get, put, read
 
 from kvtransfer import BlockLayout, BlockStore, TrafficManager, chain_keys, make_pool
 
@@ -50,23 +50,6 @@ def mounts(tmp_path: Path) -> Iterator[Mounts]:
         subprocess.run(["umount", "-l", str(fuse)], check=False)
         daemon.terminate()
         daemon.communicate(timeout=10)
-
-
-def put(store: BlockStore, keys: np.ndarray, seed: int) -> np.ndarray:
-    pool = make_pool(LAYOUT, len(keys))
-    slots = pool.acquire(len(keys))
-    assert slots is not None
-    data = fill(pool, slots, LAYOUT, seed)
-    assert store.put(keys, ROOT_KEY, pool, slots) == len(keys)
-    return data
-
-
-def get(store: BlockStore, keys: np.ndarray) -> np.ndarray:
-    pool = make_pool(LAYOUT, len(keys))
-    slots = pool.acquire(len(keys))
-    assert slots is not None
-    good = store.get(keys, ROOT_KEY, pool, slots)
-    return read(pool, slots[:good], LAYOUT)
 
 
 def test_what_one_mount_writes_the_other_finds_without_a_restart(mounts: Mounts) -> None:

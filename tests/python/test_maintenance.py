@@ -15,31 +15,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slots import ROOT_KEY, fill, read
+from slots import ROOT_KEY, get, put
 
-from kvtransfer import BlockLayout, BlockStore, KVTransferError, chain_keys, make_pool
+from kvtransfer import BlockLayout, BlockStore, KVTransferError, chain_keys
 from kvtransfer.errors import CorruptBlock, InvalidArgument, Mismatch
 from kvtransfer.maintenance import export_store, import_store, tree_depths, verify_store
 
 LAYOUT = BlockLayout(3, 8, [64, 32])
 KEYS = chain_keys(ROOT_KEY, np.arange(6 * 8), 8)
-
-
-def put(store: BlockStore, count: int = 6, seed: int = 0) -> np.ndarray:
-    pool = make_pool(LAYOUT, count)
-    slots = pool.acquire(count)
-    assert slots is not None
-    data = fill(pool, slots, LAYOUT, seed)
-    assert store.put(KEYS[:count], ROOT_KEY, pool, slots) == count
-    return data
-
-
-def get(store: BlockStore) -> np.ndarray:
-    pool = make_pool(LAYOUT, 6)
-    slots = pool.acquire(6)
-    assert slots is not None
-    good = store.get(KEYS, ROOT_KEY, pool, slots)
-    return read(pool, slots[:good], LAYOUT) if good else np.empty((0, 0))
 
 
 @pytest.fixture
@@ -58,11 +41,11 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_store_can_be_opened_by_what_its_manifest_says(small: BlockStore) -> None:
-    data = put(small)
+    data = put(small, KEYS)
     again = BlockStore.open_existing(small.root)
     assert again.layout == LAYOUT
     assert again.name_space == ROOT_KEY
-    np.testing.assert_array_equal(get(again), data)
+    np.testing.assert_array_equal(get(again, KEYS), data)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +100,7 @@ def test_depths_are_positions_in_the_chain_and_orphans_have_none() -> None:
 
 
 def test_verify_finds_every_kind_of_damage_and_removes_only_when_told(small: BlockStore) -> None:
-    put(small)
+    put(small, KEYS)
     raw = bytearray(path_of(small, 1).read_bytes())
     raw[5000] ^= 1
     path_of(small, 1).write_bytes(raw)
@@ -138,19 +121,19 @@ def test_verify_finds_every_kind_of_damage_and_removes_only_when_told(small: Blo
 def test_an_export_is_imported_byte_for_byte_and_twice_changes_nothing(
     small: BlockStore, tmp_path: Path
 ) -> None:
-    data = put(small)
+    data = put(small, KEYS)
     archive = io.BytesIO()
     assert export_store(small, archive) == 6
     target = str(tmp_path / "target")
     archive.seek(0)
     assert import_store(target, archive) == (6, 0)
-    np.testing.assert_array_equal(get(BlockStore(target, ROOT_KEY, LAYOUT)), data)
+    np.testing.assert_array_equal(get(BlockStore(target, ROOT_KEY, LAYOUT), KEYS), data)
     archive.seek(0)
     assert import_store(target, archive) == (0, 6)
 
 
 def test_bad_and_unreachable_blocks_are_not_exported(small: BlockStore) -> None:
-    put(small)
+    put(small, KEYS)
     path_of(small, 3).unlink()
     raw = bytearray(path_of(small, 2).read_bytes())
     raw[-1] ^= 1  # padding: harmless
@@ -161,7 +144,7 @@ def test_bad_and_unreachable_blocks_are_not_exported(small: BlockStore) -> None:
 
 
 def test_hostile_archives_are_refused_and_leave_nothing(small: BlockStore, tmp_path: Path) -> None:
-    put(small)
+    put(small, KEYS)
     archive = io.BytesIO()
     export_store(small, archive)
     whole = archive.getvalue()
@@ -210,7 +193,7 @@ def repack(archive: bytes, change) -> bytes:  # type: ignore[no-untyped-def]
 def test_the_command_shows_checks_shrinks_and_moves_a_store(
     small: BlockStore, tmp_path: Path
 ) -> None:
-    put(small)
+    put(small, KEYS)
     stat = json.loads(run("stat", small.root, "--json").stdout)
     assert (stat["blocks"], stat["chains"], stat["longest_chain"]) == (6, 1, 6)
     rows = json.loads(run("ls", small.root, "--json").stdout)

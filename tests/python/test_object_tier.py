@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from slots import ROOT_KEY, fill, read
+from slots import ROOT_KEY, get, put
 
-from kvtransfer import BlockLayout, BlockStore, chain_keys, make_pool
+from kvtransfer import BlockLayout, BlockStore, chain_keys
 from kvtransfer.errors import InvalidArgument
 from kvtransfer.object_tier import ObjectTier, open_object_store
 
@@ -74,27 +74,10 @@ def small(tmp_path: Path) -> BlockStore:
     return BlockStore(str(tmp_path / "one"), ROOT_KEY, LAYOUT)
 
 
-def put(store: BlockStore, seed: int = 1) -> np.ndarray:
-    pool = make_pool(LAYOUT, len(KEYS))
-    slots = pool.acquire(len(KEYS))
-    assert slots is not None
-    data = fill(pool, slots, LAYOUT, seed)
-    assert store.put(KEYS, ROOT_KEY, pool, slots) == len(KEYS)
-    return data
-
-
-def get(store: BlockStore) -> np.ndarray:
-    pool = make_pool(LAYOUT, len(KEYS))
-    slots = pool.acquire(len(KEYS))
-    assert slots is not None
-    assert store.get(KEYS, ROOT_KEY, pool, slots) == len(KEYS)
-    return read(pool, slots, LAYOUT)
-
-
 def test_what_one_host_uploads_another_downloads_byte_for_byte(
     server: str, small: BlockStore, tmp_path: Path
 ) -> None:
-    data = put(small)
+    data = put(small, KEYS)
     tier = ObjectTier(small, bucket(server))
     assert all(f.result(30) for f in tier.upload(KEYS, ROOT_KEY))
     assert all(f.result(30) for f in tier.upload(KEYS, ROOT_KEY))
@@ -102,7 +85,7 @@ def test_what_one_host_uploads_another_downloads_byte_for_byte(
     other = BlockStore(str(tmp_path / "two"), ROOT_KEY, LAYOUT)
     far = ObjectTier(other, bucket(server))
     assert far.fetch(KEYS, ROOT_KEY, 30) == len(KEYS)
-    np.testing.assert_array_equal(get(other), data)
+    np.testing.assert_array_equal(get(other, KEYS), data)
     assert far.download(KEYS, ROOT_KEY) == [], "what is there is not asked for"
     assert far.stats.downloaded == len(KEYS)
     tier.close()
@@ -126,7 +109,7 @@ def memory_tier(store: BlockStore, **more: Any) -> tuple[ObjectTier, Any]:
 def test_damaged_objects_are_misses_and_never_reach_the_store(
     small: BlockStore, tmp_path: Path
 ) -> None:
-    put(small)
+    put(small, KEYS)
     tier, memory = memory_tier(small)
     assert all(f.result(10) for f in tier.upload(KEYS, ROOT_KEY))
     names = sorted(meta["path"] for page in obstore.list(memory) for meta in page)
@@ -152,7 +135,7 @@ def test_damaged_objects_are_misses_and_never_reach_the_store(
 
 
 def test_a_bad_block_is_not_uploaded(small: BlockStore) -> None:
-    put(small)
+    put(small, KEYS)
     path = Path(small.path_of(KEYS[0].tobytes(), ROOT_KEY))
     raw = bytearray(path.read_bytes())
     raw[4100] ^= 1
@@ -184,7 +167,7 @@ def test_a_server_that_does_not_answer_costs_a_deadline_and_is_a_miss(small: Blo
 
 
 def test_more_than_may_wait_is_refused_and_a_cap_is_kept(tmp_path: Path, small: BlockStore) -> None:
-    put(small)
+    put(small, KEYS)
     tier, memory = memory_tier(small)
     assert all(f.result(10) for f in tier.upload(KEYS, ROOT_KEY))
     capped = BlockStore(str(tmp_path / "capped"), ROOT_KEY, LAYOUT, max_bytes=3 * small.file_bytes)
