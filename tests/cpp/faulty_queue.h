@@ -4,16 +4,15 @@
 #include <functional>
 #include <vector>
 
-#include "kvtransfer/io_queue.h"
+#include "wrapped_queue.h"
 
 namespace kvtransfer::testing {
 
-class FaultyQueue final : public IoQueue {
+class FaultyQueue final : public WrappedQueue {
  public:
   // `fault` returns 0 to let an operation run, or the negative errno it ends with.
   explicit FaultyQueue(std::function<int(const IoRequest&)> fault)
-      : inner_(IoQueue::create({.backend = IoBackend::kThreads, .depth = 16})),
-        fault_(std::move(fault)) {}
+      : WrappedQueue({.backend = IoBackend::kThreads, .depth = 16}), fault_(std::move(fault)) {}
 
   bool prepare(const IoRequest& request) noexcept override {
     const int error = fault_(request);
@@ -21,7 +20,6 @@ class FaultyQueue final : public IoQueue {
     failed_.push_back({request.user_data, error});
     return true;
   }
-  void submit() noexcept override { inner_->submit(); }
   size_t poll(std::span<IoCompletion> out) noexcept override {
     if (failed_.empty()) return inner_->poll(out);
     out[0] = failed_.back();
@@ -34,12 +32,8 @@ class FaultyQueue final : public IoQueue {
   uint32_t in_flight() const noexcept override {
     return inner_->in_flight() + static_cast<uint32_t>(failed_.size());
   }
-  uint32_t depth() const noexcept override { return inner_->depth(); }
-  std::string_view backend() const noexcept override { return "faulty"; }
-  bool buffers_registered() const noexcept override { return false; }
 
  private:
-  std::unique_ptr<IoQueue> inner_;
   std::function<int(const IoRequest&)> fault_;
   std::vector<IoCompletion> failed_;
 };

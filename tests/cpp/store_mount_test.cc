@@ -12,6 +12,7 @@
 #include "store/mount.h"
 #include "store/store_io.h"
 #include "test_support.h"
+#include "wrapped_queue.h"
 
 namespace kvtransfer {
 namespace {
@@ -81,11 +82,10 @@ TEST(Mount, EveryWayOfEndingLeavesTheAccountsEven) {
 // --------------------------------------------------------------------------------- a hanging file
 
 // Holds back the operations that `hang` picks until release().
-class HangingQueue final : public IoQueue {
+class HangingQueue final : public WrappedQueue {
  public:
   explicit HangingQueue(std::function<bool(const IoRequest&)> hang)
-      : inner_(IoQueue::create({.backend = IoBackend::kThreads, .depth = 16})),
-        hang_(std::move(hang)) {}
+      : WrappedQueue({.backend = IoBackend::kThreads, .depth = 16}), hang_(std::move(hang)) {}
   bool prepare(const IoRequest& request) noexcept override {
     if (!hang_(request)) return inner_->prepare(request);
     held_.push_back(request);
@@ -96,20 +96,14 @@ class HangingQueue final : public IoQueue {
     held_.clear();
     hang_ = [](const IoRequest&) { return false; };
   }
-  void submit() noexcept override { inner_->submit(); }
-  size_t poll(std::span<IoCompletion> out) noexcept override { return inner_->poll(out); }
   void wait(std::span<const int> fds, int64_t deadline) noexcept override {
     inner_->wait(fds, std::min(deadline, now_ns() + 1'000'000));
   }
   uint32_t in_flight() const noexcept override {
     return inner_->in_flight() + static_cast<uint32_t>(held_.size());
   }
-  uint32_t depth() const noexcept override { return 16; }
-  std::string_view backend() const noexcept override { return "hanging"; }
-  bool buffers_registered() const noexcept override { return false; }
 
  private:
-  std::unique_ptr<IoQueue> inner_;
   std::function<bool(const IoRequest&)> hang_;
   std::vector<IoRequest> held_;
 };
