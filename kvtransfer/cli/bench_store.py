@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import resource
 import shutil
 import statistics
 import tempfile
@@ -20,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from kvtransfer.cli.bench_store_peers import Fio, PlainFiles, TorchFiles, count_system_calls
+from kvtransfer.cli.bench_store_peers import Fio, Meter, PlainFiles, TorchFiles
 from kvtransfer.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ def store(
                             new[case].samples.append(cases[case]())
                         progress.advance(task)
                     for case, run in cases.items():
-                        calls = None if case == "fio" else count_system_calls(run)
+                        calls = None if case == "fio" else bench.meter.count_calls(run)
                         new[case].calls_per_block = calls and calls / bench.count
     _print(rows, folder)
     if json_file is not None:
@@ -144,6 +143,7 @@ class _Bench:
     backend: str
     keys: np.ndarray
     root: bytes
+    meter: Meter = field(default_factory=Meter)
 
     def cases(
         self, mode: str, programs: list[str], verify: bool
@@ -156,8 +156,12 @@ class _Bench:
                 self.depth,
                 sorted((self.folder / "store").rglob("*.kvb")),
             ),
-            "plain": lambda: PlainFiles(self.folder / "plain", self.file_bytes, self.count),
-            "torch": lambda: TorchFiles(self.folder / "torch", self.file_bytes, self.count),
+            "plain": lambda: PlainFiles(
+                self.folder / "plain", self.file_bytes, self.count, self.meter
+            ),
+            "torch": lambda: TorchFiles(
+                self.folder / "torch", self.file_bytes, self.count, self.meter
+            ),
         }
         cases: dict[str, Callable[[], Sample]] = {}
         if mode == "write":
@@ -242,17 +246,18 @@ class _Bench:
 
         window = self.pool.num_slots // CHAIN
         tickets: list[Ticket] = []
-        cpu, begin = _cpu_seconds(), time.perf_counter()
-        for i, chain in enumerate(order):
-            if i >= window:
-                tickets[i - window].wait(60)
-            slots = np.arange(CHAIN, dtype=np.uint32) + CHAIN * (i % window)
-            keys = self.keys[CHAIN * chain : CHAIN * (chain + 1)]
-            tickets.append(submit(keys=keys, parent=self.root, slots=slots))
-        for ticket in tickets[-window:]:
-            ticket.wait(60)
-        seconds = time.perf_counter() - begin
-        cpu = _cpu_seconds() - cpu
+
+        def move() -> None:
+            for i, chain in enumerate(order):
+                if i >= window:
+                    tickets[i - window].wait(60)
+                slots = np.arange(CHAIN, dtype=np.uint32) + CHAIN * (i % window)
+                keys = self.keys[CHAIN * chain : CHAIN * (chain + 1)]
+                tickets.append(submit(keys=keys, parent=self.root, slots=slots))
+            for ticket in tickets[-window:]:
+                ticket.wait(60)
+
+        seconds, cpu = self.meter.measure(move)
         if any(ticket.blocks != CHAIN for ticket in tickets):
             raise InvalidArgument(f"bench store: not all blocks were moved: {tickets[-1].error}")
         return seconds, cpu
@@ -294,11 +299,6 @@ def _bench(
     finally:
         pool.release(taken)
         shutil.rmtree(folder)
-
-
-def _cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 
 
 def _print(rows: list[Row], folder: Path) -> None:

@@ -18,9 +18,35 @@ from typing import Any
 
 from kvtransfer.errors import Unsupported
 
-__all__ = ["Fio", "PlainFiles", "TorchFiles", "count_system_calls"]
+__all__ = ["Fio", "Meter", "PlainFiles", "TorchFiles"]
 
 Result = tuple[float, float, float, float]  # seconds, CPU seconds, latency p50 and p99 in seconds
+
+
+class Meter:
+    """Times what a measurement is about, and nothing of its set-up; or counts its system calls."""
+
+    def __init__(self) -> None:
+        self._counting = False
+        self._calls: int | None = None
+
+    def measure(self, work: Callable[[], None]) -> tuple[float, float]:
+        """(seconds, CPU seconds of this process)."""
+        if self._counting:
+            self._calls = _count_system_calls(work)
+            return 1.0, 0.0
+        cpu, begin = _cpu_seconds(), time.perf_counter()
+        work()
+        return time.perf_counter() - begin, _cpu_seconds() - cpu
+
+    def count_calls(self, run: Callable[[], Any]) -> int | None:
+        """System calls of what ``run()`` measures; None without a working strace."""
+        self._counting, self._calls = True, None
+        try:
+            run()
+        finally:
+            self._counting = False
+        return self._calls
 
 
 class Fio:
@@ -85,8 +111,9 @@ class Fio:
 class PlainFiles:
     """A file per block in one Python thread: open, preadv or pwrite, close."""
 
-    def __init__(self, folder: Path, file_bytes: int, count: int) -> None:
+    def __init__(self, folder: Path, file_bytes: int, count: int, meter: Meter) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self.meter = meter
         self.paths = [folder / f"block-{i}" for i in range(count)]
         self.file_bytes = file_bytes
 
@@ -116,13 +143,16 @@ class PlainFiles:
     def _each(self, one: Callable[[Path], None], cold: bool) -> Result:
         if cold:
             _drop_cache(self.paths)
-        times = []
-        cpu, begin = _cpu_seconds(), time.perf_counter()
-        for path in random.sample(self.paths, len(self.paths)):
-            at = time.perf_counter()
-            one(path)
-            times.append(time.perf_counter() - at)
-        seconds, cpu = time.perf_counter() - begin, _cpu_seconds() - cpu
+        order = random.sample(self.paths, len(self.paths))
+        times: list[float] = []
+
+        def all_of_them() -> None:
+            for path in order:
+                at = time.perf_counter()
+                one(path)
+                times.append(time.perf_counter() - at)
+
+        seconds, cpu = self.meter.measure(all_of_them)
         times.sort()
         return seconds, cpu, times[len(times) // 2], times[int(len(times) * 0.99)]
 
@@ -144,22 +174,19 @@ class TorchFiles(PlainFiles):
         return self._each(lambda path: torch.save(tensor, path), cold=False)
 
 
-def count_system_calls(run: Callable[[], Any]) -> int | None:
+def _count_system_calls(run: Callable[[], Any]) -> int | None:
     """Of this process and its threads while ``run()`` runs; None without a working strace."""
     if shutil.which("strace") is None:
+        run()
         return None
     with tempfile.NamedTemporaryFile("r") as counts:
         attach = ["strace", "-f", "-c", "-o", counts.name, "-p", str(os.getpid())]
-        tracer = subprocess.Popen(attach, stderr=subprocess.PIPE, text=True)
-        assert tracer.stderr is not None
-        if "attached" not in tracer.stderr.readline():
-            tracer.kill()
-            tracer.wait()
-            return None
-        run()
-        tracer.send_signal(signal.SIGINT)
-        tracer.wait()
-        for line in counts.read().splitlines():
+        with subprocess.Popen(attach, stderr=subprocess.PIPE, text=True) as tracer:
+            assert tracer.stderr is not None
+            attached = "attached" in tracer.stderr.readline()
+            run()
+            tracer.send_signal(signal.SIGINT)
+        for line in counts.read().splitlines() if attached else []:
             fields = line.split()
             if fields and fields[-1] == "total":
                 return int(fields[3] if len(fields) > 4 else fields[2])
