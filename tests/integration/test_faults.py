@@ -184,6 +184,8 @@ def test_stopping_the_launcher_leaves_nothing(tmp_path: Path, how: signal.Signal
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**os.environ, "TMPDIR": str(tmp_path)},
+        # A shell starts what it runs in the background with interrupts ignored, tests included.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not list(tmp_path.rglob("*.kvb")):
