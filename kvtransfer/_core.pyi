@@ -156,6 +156,8 @@ class BlockStore:
         verify_checksums: bool = True,
         remove_corrupt: bool = True,
         operation_timeout_s: float = 10.0,
+        encoding: str = "raw",
+        encoding_group: int = 0,
     ) -> None: ...
     @staticmethod
     def open_existing(
@@ -197,6 +199,8 @@ class BlockStore:
     @property
     def direct_io(self) -> bool: ...
     @property
+    def encoding(self) -> str: ...
+    @property
     def file_bytes(self) -> int: ...
     @property
     def header_bytes(self) -> int: ...
@@ -206,6 +210,8 @@ class BlockStore:
     def name_space(self) -> bytes: ...
     @property
     def root(self) -> str: ...
+    @property
+    def slot_bytes(self) -> int: ...
 
 class LayerStream:
     UNKNOWN: ClassVar[int]

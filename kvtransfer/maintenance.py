@@ -104,8 +104,9 @@ def export_store(store: BlockStore, out: BinaryIO, report: Report = _no_report) 
         order = [int(i) for i in np.argsort(depths, kind="stable") if depths[i] >= 0]
         image = pool.region.array()[: store.file_bytes]
         for done, i in enumerate(order):
-            if store.get(keys[i][None], parents[i].tobytes(), pool, slots) == 1:
-                path = Path(store.path_of(keys[i].tobytes(), parents[i].tobytes()))
+            block = keys[i].tobytes(), parents[i].tobytes()
+            path = Path(store.path_of(*block))
+            if not store.check_file(str(path), *block, pool, int(slots[0])):
                 member = tarfile.TarInfo(path.relative_to(store.root).as_posix())
                 member.size = store.file_bytes
                 archive.addfile(member, io.BytesIO(image.tobytes()))
@@ -118,7 +119,7 @@ def import_store(root: str, source: BinaryIO, report: Report = _no_report) -> tu
     """Add the blocks of an export to the store at ``root``, made if it isn't there.
 
     Returns (added, already there). Every block is verified before it can be found. Raises
-    Mismatch if the store is of another namespace or layout, CorruptBlock for an archive that is
+    Mismatch if the store is of another namespace, layout or encoding, CorruptBlock for an archive that is
     none or holds a bad block; what was added before that stays.
     """
     try:
@@ -147,7 +148,7 @@ def _open_for(root: str, manifest: bytes) -> BlockStore:
     if path.exists():
         if path.read_bytes() != manifest:
             raise Mismatch(
-                f"import: {root} is of another namespace or layout than the archive: "
+                f"import: {root} is of another namespace, layout or encoding than the archive: "
                 f"[{path.read_text(errors='replace')}] and [{manifest.decode(errors='replace')}]"
             )
     else:

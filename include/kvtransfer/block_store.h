@@ -30,6 +30,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvtransfer/block_encoding.h"
 #include "kvtransfer/block_layout.h"
 #include "kvtransfer/buffer_pool.h"
 #include "kvtransfer/error.h"
@@ -61,6 +62,7 @@ struct StoreOptions {
   uint32_t operation_timeout_ms = 10'000;
   bool verify_checksums = true;
   bool remove_corrupt = true;  // so that a recomputed block can take its place
+  BlockEncoding encoding;      // of the files; the same for all that share the directory
 };
 
 struct StoreStats {
@@ -97,18 +99,20 @@ struct Admission {
 
 class Catalog;
 class Mount;
+enum class ScanDetail : uint8_t;
 struct StoreLatencies;
 
 class BlockStore {
  public:
   // Opens or creates `root`. Throws Error(kMismatch) when the directory was made for another format
-  // version, namespace or layout (it says which), Error(kIo) when it can't be used, Error(kTimeout)
+  // version, namespace, layout or encoding (it says which), Error(kInvalidArgument) when the
+  // encoding doesn't suit the layout, Error(kIo) when the directory can't be used, Error(kTimeout)
   // when it doesn't answer.
   BlockStore(const std::string& root, const BlockKey& name_space, const BlockLayout& layout,
              const StoreOptions& options = {});
   ~BlockStore();
 
-  // Opens what is there, whatever namespace and layout it is for. Throws also Error(kMismatch) when
+  // Opens what is there, whatever namespace, layout and encoding it is for. Throws also Error(kMismatch) when
   // the manifest makes no sense.
   static std::unique_ptr<BlockStore> open_existing(const std::string& root,
                                                    const StoreOptions& options = {});
@@ -136,7 +140,8 @@ class BlockStore {
   // write.
   uint64_t evict();
   // Re-reads the directory: blocks, bytes, stale temporaries. False when the mount didn't answer;
-  // then nothing changes.
+  // then nothing changes. Opening reads the names alone: until the first rescan a file of the wrong
+  // size counts as a block (reading it is a miss).
   bool rescan();
   // What lies in the directory now, with file times (ns since 1970). Throws Error(kTimeout).
   std::vector<std::pair<BlockId, uint64_t>> list();
@@ -156,8 +161,18 @@ class BlockStore {
   // Bytes of header pages in front of the payload: what a BufferPool for this store needs.
   uint32_t header_bytes() const noexcept { return header_bytes_; }
   uint64_t file_bytes() const noexcept {
+    return BufferPool::slot_bytes(header_bytes_, stored_offset(layout_.num_layers()));
+  }
+  // Of a pool slot for this store: header pages and Full Block, at least file_bytes().
+  uint64_t slot_bytes() const noexcept {
     return BufferPool::slot_bytes(header_bytes_, layout_.full_block_bytes());
   }
+  // Where a layer's bytes lie in the file, after the header pages.
+  uint64_t stored_offset(uint32_t layer) const noexcept {
+    return options_.encoding.stored_bytes(layout_.layer_offset(layer));
+  }
+  // tmpfs: reading is a copy, which io_uring would hand to other threads.
+  bool in_memory() const noexcept { return in_memory_; }
   // False when the file system refuses O_DIRECT (then reads go through the page cache).
   bool direct_io() const noexcept { return direct_io_; }
   StoreStats stats() const;
@@ -185,6 +200,7 @@ class BlockStore {
   Mount& mount() noexcept { return *mount_; }
 
  private:
+  bool scan(ScanDetail detail);
   std::vector<bool> find_existing(std::span<const BlockId> ids, bool prefix) noexcept;
   void say_full(const std::string& why) noexcept;
 
@@ -206,6 +222,7 @@ class BlockStore {
   StoreOptions options_;
   uint32_t header_bytes_;
   bool direct_io_ = true;
+  bool in_memory_ = false;
   std::unique_ptr<Mount> mount_;
   std::unique_ptr<StoreLatencies> latencies_;
 

@@ -50,6 +50,7 @@ struct IoOptions {
   IoBackend backend = IoBackend::kAuto;
   uint32_t depth = 64;       // operations in flight
   uint32_t num_threads = 4;  // of the `threads` twin
+  std::string prefer_threads = {};  // not empty: why kAuto takes the threads
 };
 
 // Memory that operations will use; registering it spares the kernel a pin per operation.

@@ -40,7 +40,8 @@ std::vector<uint32_t> slots_for(const std::vector<BlockId>& chain, const BufferP
 
 StoreOptions to_options(uint64_t max_bytes, uint64_t free_space_floor, bool fsync,
                         uint32_t stale_temporary_seconds, bool verify_checksums,
-                        bool remove_corrupt, double operation_timeout_s) {
+                        bool remove_corrupt, double operation_timeout_s,
+                        const BlockEncoding& encoding = {}) {
   if (!(operation_timeout_s >= 0 && operation_timeout_s < 4e6)) {
     throw Error(ErrorCode::kInvalidArgument, "operation_timeout_s must be in 0..4e6");
   }
@@ -51,8 +52,18 @@ StoreOptions to_options(uint64_t max_bytes, uint64_t free_space_floor, bool fsyn
   options.stale_temporary_seconds = stale_temporary_seconds;
   options.verify_checksums = verify_checksums;
   options.remove_corrupt = remove_corrupt;
+  options.encoding = encoding;
   options.operation_timeout_ms = static_cast<uint32_t>(operation_timeout_s * 1000);
   return options;
+}
+
+BlockEncoding to_encoding(const std::string& kind, uint32_t group) {
+  using Kind = BlockEncoding::Kind;
+  if (kind == "raw") return {Kind::kRaw, group};
+  if (kind == "fp8_of_bfloat16") return {Kind::kFp8OfBfloat16, group};
+  if (kind == "fp8_of_float16") return {Kind::kFp8OfFloat16, group};
+  throw Error(ErrorCode::kInvalidArgument,
+              "encoding must be raw, fp8_of_bfloat16 or fp8_of_float16, not '" + kind + "'");
 }
 
 // keys [n, 32], parents [n, 32], file times [n] (ns since 1970)
@@ -78,10 +89,12 @@ void bind_block_store(py::module_& m) {
       .def(py::init([](const std::string& root, const py::bytes& name_space,
                        const BlockLayout& layout, uint64_t max_bytes, uint64_t free_space_floor,
                        bool fsync, uint32_t stale_temporary_seconds, bool verify_checksums,
-                       bool remove_corrupt, double operation_timeout_s) {
+                       bool remove_corrupt, double operation_timeout_s,
+                       const std::string& encoding, uint32_t encoding_group) {
              const StoreOptions options =
                  to_options(max_bytes, free_space_floor, fsync, stale_temporary_seconds,
-                            verify_checksums, remove_corrupt, operation_timeout_s);
+                            verify_checksums, remove_corrupt, operation_timeout_s,
+                            to_encoding(encoding, encoding_group));
              const BlockKey key = to_key(name_space, "name_space");
              const py::gil_scoped_release release;
              return std::make_shared<BlockStore>(root, key, layout, options);
@@ -89,7 +102,8 @@ void bind_block_store(py::module_& m) {
            py::arg("root"), py::arg("name_space"), py::arg("layout"), py::arg("max_bytes") = 0,
            py::arg("free_space_floor") = 0, py::arg("fsync") = false,
            py::arg("stale_temporary_seconds") = 300, py::arg("verify_checksums") = true,
-           py::arg("remove_corrupt") = true, py::arg("operation_timeout_s") = 10.0)
+           py::arg("remove_corrupt") = true, py::arg("operation_timeout_s") = 10.0,
+           py::arg("encoding") = "raw", py::arg("encoding_group") = 0)
       .def_static(
           "open_existing",
           [](const std::string& root, uint64_t max_bytes, uint64_t free_space_floor, bool fsync,
@@ -205,6 +219,11 @@ void bind_block_store(py::module_& m) {
       .def_property_readonly("layout", &BlockStore::layout)
       .def_property_readonly("header_bytes", &BlockStore::header_bytes)
       .def_property_readonly("file_bytes", &BlockStore::file_bytes)
+      .def_property_readonly("slot_bytes", &BlockStore::slot_bytes)
+      .def_property_readonly(
+          "encoding",
+          [](const BlockStore& self) { return self.options().encoding.to_string(); },
+          "How blocks lie in their files: 'raw', or 'fp8_of_bfloat16 64' with the group's elements.")
       .def_property_readonly("direct_io", &BlockStore::direct_io);
 }
 

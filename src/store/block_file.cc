@@ -12,28 +12,27 @@ namespace {
 
 constexpr char kMagic[] = "KVTBLOCK";
 
-uint64_t header_checksum(const uint8_t* slot, uint32_t header_bytes) noexcept {
+uint64_t header_checksum(const uint8_t* at, uint32_t header_bytes) noexcept {
   constexpr size_t kBefore = offsetof(BlockHeader, header_checksum);
   constexpr size_t kAfter = kBefore + sizeof(uint64_t);
-  return checksum(slot + kAfter, header_bytes - kAfter, checksum(slot, kBefore));
+  return checksum(at + kAfter, header_bytes - kAfter, checksum(at, kBefore));
 }
 
-uint64_t layer_checksum(const uint8_t* slot, const BlockStore& store, uint32_t layer) noexcept {
-  const BlockLayout& layout = store.layout();
+uint64_t layer_checksum(const uint8_t* stored, const BlockStore& store, uint32_t layer) noexcept {
   // The layer index is the seed: two layers swapped inside a block do not verify.
-  return checksum(slot + store.header_bytes() + layout.layer_offset(layer),
-                  layout.layer_bytes(layer), layer + 1);
+  return checksum(stored, store.stored_offset(layer + 1) - store.stored_offset(layer), layer + 1);
 }
 
 }  // namespace
 
-void write_header(uint8_t* slot, uint64_t slot_bytes, const BlockStore& store, const BlockId& id,
+void write_header(uint8_t* image, const BlockStore& store, const BlockId& id,
                   uint32_t valid_tokens) noexcept {
   const BlockLayout& layout = store.layout();
   const uint32_t header_bytes = store.header_bytes();
-  const uint64_t payload_end = header_bytes + layout.full_block_bytes();
-  std::memset(slot, 0, header_bytes);
-  std::memset(slot + payload_end, 0, slot_bytes - payload_end);
+  const uint64_t payload_bytes = store.stored_offset(layout.num_layers());
+  const uint64_t payload_end = header_bytes + payload_bytes;
+  std::memset(image, 0, header_bytes);
+  std::memset(image + payload_end, 0, store.file_bytes() - payload_end);
   BlockHeader header{};
   std::memcpy(header.magic, kMagic, sizeof header.magic);
   header.version = kBlockFormatVersion;
@@ -42,22 +41,24 @@ void write_header(uint8_t* slot, uint64_t slot_bytes, const BlockStore& store, c
   std::memcpy(header.key, id.key.data(), 32);
   std::memcpy(header.parent, id.parent.data(), 32);
   header.layout_digest = layout.digest();
-  header.payload_bytes = layout.full_block_bytes();
+  header.payload_bytes = payload_bytes;
   header.num_layers = layout.num_layers();
   header.block_tokens = layout.block_tokens();
   header.valid_tokens = valid_tokens;
+  header.encoding = store.options().encoding.code();
   for (uint32_t layer = 0; layer < layout.num_layers(); ++layer) {
-    const uint64_t sum = layer_checksum(slot, store, layer);
-    std::memcpy(slot + sizeof header + layer * sizeof sum, &sum, sizeof sum);
+    const uint8_t* stored = image + header_bytes + store.stored_offset(layer);
+    const uint64_t sum = layer_checksum(stored, store, layer);
+    std::memcpy(image + sizeof header + layer * sizeof sum, &sum, sizeof sum);
   }
-  std::memcpy(slot, &header, sizeof header);
-  header.header_checksum = header_checksum(slot, header_bytes);
-  std::memcpy(slot, &header, sizeof header);
+  std::memcpy(image, &header, sizeof header);
+  header.header_checksum = header_checksum(image, header_bytes);
+  std::memcpy(image, &header, sizeof header);
 }
 
-std::string check_header(const uint8_t* slot, const BlockStore& store, const BlockId& id) {
+std::string check_header(const uint8_t* at, const BlockStore& store, const BlockId& id) {
   BlockHeader header;
-  std::memcpy(&header, slot, sizeof header);
+  std::memcpy(&header, at, sizeof header);
   const BlockLayout& layout = store.layout();
   if (std::memcmp(header.magic, kMagic, sizeof header.magic) != 0) return "not a block file";
   if (header.version != kBlockFormatVersion) {
@@ -65,7 +66,7 @@ std::string check_header(const uint8_t* slot, const BlockStore& store, const Blo
            std::to_string(kBlockFormatVersion);
   }
   if (header.header_bytes != store.header_bytes()) return "wrong header size";
-  if (header.header_checksum != header_checksum(slot, store.header_bytes())) {
+  if (header.header_checksum != header_checksum(at, store.header_bytes())) {
     return "header checksum differs";
   }
   if (std::memcmp(header.name_space, store.name_space().data(), 32) != 0) return "other namespace";
@@ -73,19 +74,21 @@ std::string check_header(const uint8_t* slot, const BlockStore& store, const Blo
   if (std::memcmp(header.parent, id.parent.data(), 32) != 0) return "other parent";
   if (header.layout_digest != layout.digest() || header.num_layers != layout.num_layers() ||
       header.block_tokens != layout.block_tokens() ||
-      header.payload_bytes != layout.full_block_bytes()) {
+      header.payload_bytes != store.stored_offset(layout.num_layers())) {
     return "other layout";
   }
+  if (header.encoding != store.options().encoding.code()) return "other encoding";
   if (header.valid_tokens == 0 || header.valid_tokens > header.block_tokens) {
     return "impossible token count";
   }
   return {};
 }
 
-bool check_layer(const uint8_t* slot, const BlockStore& store, uint32_t layer) noexcept {
+bool check_layer(const uint8_t* header, const uint8_t* stored, const BlockStore& store,
+                 uint32_t layer) noexcept {
   uint64_t wanted;
-  std::memcpy(&wanted, slot + sizeof(BlockHeader) + layer * sizeof wanted, sizeof wanted);
-  return wanted == layer_checksum(slot, store, layer);
+  std::memcpy(&wanted, header + sizeof(BlockHeader) + layer * sizeof wanted, sizeof wanted);
+  return wanted == layer_checksum(stored, store, layer);
 }
 
 std::string to_hex(std::span<const uint8_t> bytes) {

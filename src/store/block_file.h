@@ -22,11 +22,11 @@ struct BlockHeader {
   uint8_t key[32];
   uint8_t parent[32];
   uint64_t layout_digest;
-  uint64_t payload_bytes;  // of the Full Block, without padding
+  uint64_t payload_bytes;  // as stored, without padding
   uint32_t num_layers;
   uint32_t block_tokens;
   uint32_t valid_tokens;  // <= block_tokens
-  uint32_t reserved;
+  uint32_t encoding;      // BlockEncoding::code()
   uint64_t header_checksum;  // of all header pages with this field zero
 };
 static_assert(sizeof(BlockHeader) == 152);
@@ -35,17 +35,18 @@ constexpr uint32_t header_pages_bytes(uint32_t num_layers) {
   return (static_cast<uint32_t>(sizeof(BlockHeader)) + num_layers * 8 + 4095) / 4096 * 4096;
 }
 
-// Fills the header pages at `slot` for the Full Block behind them (checksums every layer) and
-// zeroes the padding after it.
-void write_header(uint8_t* slot, uint64_t slot_bytes, const BlockStore& store, const BlockId& id,
+// A file's `image` is header pages, stored layers, padding: store.file_bytes() in all.
+// Fills in the header pages for the layers behind them (checksums every one) and zeroes the padding.
+void write_header(uint8_t* image, const BlockStore& store, const BlockId& id,
                   uint32_t valid_tokens) noexcept;
 
-// Empty when the header pages at `slot` are intact and belong to `id` in this store; else why not.
+// Empty when the header pages are intact and belong to `id` in this store; else why not.
 // Never reads beyond store.header_bytes() whatever the bytes say.
-std::string check_header(const uint8_t* slot, const BlockStore& store, const BlockId& id);
+std::string check_header(const uint8_t* at, const BlockStore& store, const BlockId& id);
 
-// True when layer `layer` of the Full Block behind the header has the checksum the header names.
-bool check_layer(const uint8_t* slot, const BlockStore& store, uint32_t layer) noexcept;
+// True when the stored bytes of layer `layer` at `stored` have the checksum the header names.
+bool check_layer(const uint8_t* header, const uint8_t* stored, const BlockStore& store,
+                 uint32_t layer) noexcept;
 
 std::string to_hex(std::span<const uint8_t> bytes);
 

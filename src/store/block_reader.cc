@@ -22,6 +22,7 @@ void BlockReader::begin(ReadJob& job) {
   job.blocks.assign(job.chain.size(), {});
   job.good_blocks = static_cast<uint32_t>(job.chain.size());
   job.unverified.reserve(job.chain.size());
+  if (!store_.options().encoding.raw()) job.cuts = {0, store_.layout().num_layers()};
   job.paths.clear();
   for (const BlockId& id : job.chain) job.paths.push_back(store_.path_of(id));
   if (job.chain.empty()) job.next_part = job.num_parts();
@@ -32,6 +33,24 @@ void BlockReader::begin(ReadJob& job) {
     wait_for_verify(job, block, 0, job.cuts.back());
   }
   if (!job.chain.empty() && job.blocks[0].memory_slot) advance(job);
+}
+
+// Where a block's file image begins.
+uint8_t* BlockReader::landing(const ReadJob& job, uint32_t block) const noexcept {
+  return pool_.slot_data(job.slots[block]) + store_.slot_bytes() - store_.file_bytes();
+}
+
+uint8_t* BlockReader::stored_layers(const ReadJob& job, uint32_t block) const noexcept {
+  const BlockLayout& layout = store_.layout();
+  return pool_.slot_data(job.slots[block]) + store_.header_bytes() + layout.full_block_bytes() -
+         store_.stored_offset(layout.num_layers());
+}
+
+void BlockReader::move_apart(const ReadJob& job, uint32_t block) noexcept {
+  const uint8_t* image = landing(job, block);
+  std::memmove(pool_.slot_data(job.slots[block]), image, store_.header_bytes());
+  std::memmove(stored_layers(job, block), image + store_.header_bytes(),
+               store_.stored_offset(store_.layout().num_layers()));
 }
 
 // To the next block and part that has to be read.
@@ -84,7 +103,7 @@ bool BlockReader::read_part(ReadJob& job, uint32_t block, uint32_t part) noexcep
   return operations_.start({.step = BlockStep::kRead, .read = &job, .block = block, .part = part},
                            {.op = IoOp::kRead,
                             .fd = job.blocks[block].fd,
-                            .buffer = pool_.slot_data(job.slots[block]) + begin,
+                            .buffer = landing(job, block) + begin,
                             .offset = begin,
                             .length = part_end(job, part) - begin});
 }
@@ -128,8 +147,8 @@ void BlockReader::on_read(const BlockOperation& operation, int64_t result) noexc
                           std::to_string(part_begin(job, part)));
   }
   if (part == 0) {
-    const std::string why =
-        check_header(pool_.slot_data(job.slots[block]), store_, job.chain[block]);
+    const std::string why = check_header(landing(job, block), store_, job.chain[block]);
+    if (!store_.options().encoding.raw()) move_apart(job, block);
     if (!why.empty()) return fail_block(job, block, ErrorCode::kCorrupt, 0, "header: " + why);
     job.blocks[block].opened = true;
   }
@@ -137,7 +156,9 @@ void BlockReader::on_read(const BlockOperation& operation, int64_t result) noexc
   if (!job.aborted && block < job.good_blocks) job.on_landed(first, end);
   store_.record_read_latency(now_ns() - job.blocks[block].begin_ns);
   finish_part(job, block);
-  if (!store_.options().verify_checksums) return announce(job, block, first, end);
+  if (!store_.options().verify_checksums && store_.options().encoding.raw()) {
+    return announce(job, block, first, end);
+  }
   wait_for_verify(job, block, first, end);
 }
 
@@ -148,14 +169,22 @@ void BlockReader::wait_for_verify(ReadJob& job, uint32_t block, uint32_t first,
   std::push_heap(job.unverified.begin(), job.unverified.end(), std::greater<>());
 }
 
-// Checks a layer that was read, or copies it from the memory tier, where it was checked before.
+// Checks and decodes a layer that was read, or copies it from the memory tier, where it was checked before.
 bool BlockReader::take_layer(ReadJob& job, uint32_t block, uint32_t layer) noexcept {
   uint8_t* to = pool_.slot_data(job.slots[block]);
   const auto memory = job.blocks[block].memory_slot;
-  if (!memory) return check_layer(to, store_, layer);
-  const uint64_t begin =
-      layer == 0 ? 0 : store_.header_bytes() + store_.layout().layer_offset(layer);
-  const uint64_t end = store_.header_bytes() + store_.layout().layer_offset(layer + 1);
+  const uint64_t place = store_.header_bytes() + store_.layout().layer_offset(layer);
+  if (!memory) {
+    const uint8_t* stored = stored_layers(job, block) + store_.stored_offset(layer);
+    const StoreOptions& options = store_.options();
+    if (options.verify_checksums && !check_layer(to, stored, store_, layer)) return false;
+    if (!options.encoding.raw()) {
+      options.encoding.decode(stored, store_.layout().layer_bytes(layer), to + place);
+    }
+    return true;
+  }
+  const uint64_t begin = layer == 0 ? 0 : place;
+  const uint64_t end = place + store_.layout().layer_bytes(layer);
   std::memcpy(to + begin, tier_->data(*memory) + begin, end - begin);
   return true;
 }

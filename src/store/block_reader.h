@@ -8,6 +8,10 @@
 // BlockLayout::cut_layers; one part is the paper's Full Block read. What has landed is verified
 // layer by layer in the same order, in small steps between the completions, so that reads go on
 // meanwhile and the first layers are handed out first.
+//
+// An encoded file is read in one part into the tail of its slot. Its header then moves to the front
+// and its layers to where they end with the Full Block; they are verified and decoded in order, each
+// into its place, so that what a layer overwrites has been decoded before.
 #pragma once
 
 #include <cstdint>
@@ -103,6 +107,9 @@ class BlockReader {
   void finish_part(ReadJob& job, uint32_t block) noexcept;
   void close_files(ReadJob& job) noexcept;
   std::string describe(const ReadJob& job, uint32_t block) const;
+  uint8_t* landing(const ReadJob& job, uint32_t block) const noexcept;
+  uint8_t* stored_layers(const ReadJob& job, uint32_t block) const noexcept;
+  void move_apart(const ReadJob& job, uint32_t block) noexcept;
   uint64_t part_begin(const ReadJob& job, uint32_t part) const noexcept;
   uint64_t part_end(const ReadJob& job, uint32_t part) const noexcept;
 

@@ -4,7 +4,9 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -35,6 +37,11 @@ bool probe_direct_io(const std::string& root) {
   return Fd(open((root + "/" + kManifestName).c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC)).valid();
 }
 
+bool probe_in_memory(const std::string& root) {
+  struct statfs info;
+  return statfs(root.c_str(), &info) == 0 && info.f_type == TMPFS_MAGIC;
+}
+
 // Whether each path is a file of exactly that size; stops after the first that isn't if asked to.
 std::vector<bool> stat_files(const std::vector<std::string>& paths, uint64_t bytes, bool prefix) {
   std::vector<bool> there(paths.size());
@@ -46,10 +53,11 @@ std::vector<bool> stat_files(const std::vector<std::string>& paths, uint64_t byt
   return there;
 }
 
-std::optional<DirectoryScan> scan_mount(BlockStore& store) {
+std::optional<DirectoryScan> scan_mount(BlockStore& store, ScanDetail detail) {
   return store.mount().sweep<DirectoryScan>([root = store.root(), bytes = store.file_bytes(),
-                                             stale = store.options().stale_temporary_seconds] {
-    return scan_directory(root, bytes, stale);
+                                             stale = store.options().stale_temporary_seconds,
+                                             detail] {
+    return scan_directory(root, bytes, stale, detail);
   });
 }
 
@@ -76,15 +84,17 @@ BlockStore::BlockStore(const std::string& root, const BlockKey& name_space,
       mount_(std::make_unique<Mount>(root, int64_t{options.operation_timeout_ms} * 1'000'000)),
       latencies_(std::make_unique<StoreLatencies>()),
       catalog_(std::make_unique<Catalog>(name_space)) {
+  options.encoding.check(layout);
   // By value: if the mount hangs, the work may outlive this.
-  const std::string manifest = manifest_text({name_space_, layout_});
+  const std::string manifest = manifest_text({name_space_, layout_, options.encoding});
   const auto opened =
       mount_->sweep<Outcome>([root, manifest] { return open_store_directory(root, manifest); });
   if (opened && !opened->ok()) throw Error(opened->code, opened->text, opened->sys_errno);
-  if (!opened || !rescan()) {
+  if (!opened || !scan(ScanDetail::kNames)) {
     throw Error(ErrorCode::kTimeout, "store " + root + ": the file system doesn't answer");
   }
   direct_io_ = mount_->ask<bool>([root] { return probe_direct_io(root); }).value_or(false);
+  in_memory_ = mount_->ask<bool>([root] { return probe_in_memory(root); }).value_or(false);
   if (options.max_bytes != 0 || options.free_space_floor != 0) {
     keeper_ = std::thread([this] { keep(); });
   }
@@ -103,7 +113,9 @@ BlockStore::~BlockStore() {
 std::unique_ptr<BlockStore> BlockStore::open_existing(const std::string& root,
                                                       const StoreOptions& options) {
   const Manifest manifest = parse_manifest(read_manifest(root));
-  return std::make_unique<BlockStore>(root, manifest.name_space, manifest.layout, options);
+  StoreOptions as_there = options;
+  as_there.encoding = manifest.encoding;
+  return std::make_unique<BlockStore>(root, manifest.name_space, manifest.layout, as_there);
 }
 
 std::string BlockStore::directory_of(const BlockId& id) const {
@@ -237,6 +249,10 @@ void BlockStore::record_write_latency(int64_t ns) noexcept {
 }
 
 bool BlockStore::rescan() {
+  return scan(ScanDetail::kFiles);
+}
+
+bool BlockStore::scan(ScanDetail detail) {
   {
     const std::unique_lock lock(catalog_mutex_);
     catalog_->begin_scan();
@@ -245,9 +261,9 @@ bool BlockStore::rescan() {
     const std::lock_guard lock(mutex_);
     unscanned_ = 0;
   }
-  const auto scan = scan_mount(*this);
-  if (!scan) return false;
-  const std::span found(scan->blocks);
+  const auto scanned = scan_mount(*this, detail);
+  if (!scanned) return false;
+  const std::span found(scanned->blocks);
   {
     const std::unique_lock lock(catalog_mutex_);
     catalog_->reserve(found.size());
@@ -261,20 +277,21 @@ bool BlockStore::rescan() {
     done = catalog_->sweep(8 * kMergeStep);
   }
   const std::lock_guard lock(mutex_);
-  stats_.swept_temporaries += scan->swept_temporaries;
+  stats_.swept_temporaries += scanned->swept_temporaries;
   return true;
 }
 
 std::vector<std::pair<BlockId, uint64_t>> BlockStore::list() {
-  auto scan = scan_mount(*this);
-  if (!scan)
+  auto scanned = scan_mount(*this, ScanDetail::kFiles);
+  if (!scanned) {
     throw Error(ErrorCode::kTimeout, "store " + root_ + ": the file system doesn't answer");
-  return std::move(scan->blocks);
+  }
+  return std::move(scanned->blocks);
 }
 
 std::string BlockStore::check_file(const std::string& path, const BlockId& id, BufferPool& pool,
                                    uint32_t slot) const {
-  if (pool.header_bytes() != header_bytes_ || pool.slot_bytes() < file_bytes()) {
+  if (pool.header_bytes() != header_bytes_ || pool.slot_bytes() < slot_bytes()) {
     return "the pool's slots don't fit";
   }
   const Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -293,7 +310,7 @@ std::string BlockStore::check_file(const std::string& path, const BlockId& id, B
   const std::string why = check_header(at, *this, id);
   if (!why.empty()) return "header: " + why;
   for (uint32_t layer = 0; layer < layout_.num_layers(); ++layer) {
-    if (!check_layer(at, *this, layer)) {
+    if (!check_layer(at, at + header_bytes_ + stored_offset(layer), *this, layer)) {
       return "checksum of layer " + std::to_string(layer) + " differs";
     }
   }
@@ -302,14 +319,14 @@ std::string BlockStore::check_file(const std::string& path, const BlockId& id, B
 
 uint32_t BlockStore::get(std::span<const BlockId> chain, BufferPool& pool,
                          std::span<const uint32_t> slots) {
-  const auto queue = IoQueue::create({.backend = IoBackend::kAuto});
+  const auto queue = IoQueue::create(suited_to(*this, {}));
   StoreIo io(*this, *queue, pool);
   return io.read_now(chain, slots);
 }
 
 uint32_t BlockStore::put(std::span<const BlockId> chain, BufferPool& pool,
                          std::span<const uint32_t> slots, uint32_t valid_tokens_of_last) {
-  const auto queue = IoQueue::create({.backend = IoBackend::kAuto});
+  const auto queue = IoQueue::create(suited_to(*this, {}));
   StoreIo io(*this, *queue, pool);
   return io.write_now(chain, slots, valid_tokens_of_last);
 }

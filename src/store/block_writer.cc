@@ -50,7 +50,7 @@ BlockWriter::BlockWriter(BlockStore& store, OperationTable& operations, BufferPo
 }
 
 void BlockWriter::begin(WriteJob& job) {
-  job.blocks.assign(job.chain.size(), {});
+  job.blocks = std::vector<WriteJob::Block>(job.chain.size());
   job.stored.assign(job.chain.size(), false);
   job.fresh.assign(job.chain.size(), false);
 }
@@ -71,9 +71,10 @@ bool BlockWriter::issue(WriteJob& job) noexcept {
       continue;
     }
     if (operations_.free() == 0) return false;
-    const bool partial = block + 1 == job.chain.size() && job.valid_tokens_of_last != 0;
-    write_header(pool_.slot_data(job.slots[block]), pool_.slot_bytes(), store_, id,
-                 partial ? job.valid_tokens_of_last : store_.layout().block_tokens());
+    if (!make_image(job, block)) {
+      job.failure = {ErrorCode::kExhausted, ENOMEM, "writing a block: no memory to encode it in"};
+      continue;
+    }
     state.path = store_.path_of(id);
     state.temporary = store_.directory_of(id) + "/" + kTemporaryPrefix + token_ + "-" +
                       std::to_string(temporary_counter_++);
@@ -83,6 +84,27 @@ bool BlockWriter::issue(WriteJob& job) noexcept {
     return true;
   }
   return false;
+}
+
+uint8_t* BlockWriter::image_of(const WriteJob& job, uint32_t block) const noexcept {
+  const auto& image = job.blocks[block].image;
+  return image ? image.get() : pool_.slot_data(job.slots[block]);
+}
+
+bool BlockWriter::make_image(WriteJob& job, uint32_t block) noexcept {
+  const BlockLayout& layout = store_.layout();
+  const BlockEncoding& encoding = store_.options().encoding;
+  if (!encoding.raw()) {
+    auto* memory = static_cast<uint8_t*>(aligned_alloc(4096, store_.file_bytes()));
+    if (memory == nullptr) return false;
+    job.blocks[block].image.reset(memory);
+    encoding.encode(pool_.slot_data(job.slots[block]) + store_.header_bytes(),
+                    layout.full_block_bytes(), image_of(job, block) + store_.header_bytes());
+  }
+  const bool partial = block + 1 == job.chain.size() && job.valid_tokens_of_last != 0;
+  write_header(image_of(job, block), store_, job.chain[block],
+               partial ? job.valid_tokens_of_last : layout.block_tokens());
+  return true;
 }
 
 // The steps below start one operation each. All but the first follow a completion, which freed an
@@ -106,7 +128,7 @@ void BlockWriter::write_payload(WriteJob& job, uint32_t block) noexcept {
   operations_.start({.step = BlockStep::kWrite, .write = &job, .block = block},
                     {.op = IoOp::kWrite,
                      .fd = job.blocks[block].fd,
-                     .buffer = pool_.slot_data(job.slots[block]),
+                     .buffer = image_of(job, block),
                      .length = store_.file_bytes()});
 }
 
@@ -180,6 +202,7 @@ void BlockWriter::step_done(const BlockOperation& operation) noexcept {
     case BlockStep::kWriteOpen:
       return write_payload(job, block);
     case BlockStep::kWrite:
+      job.blocks[block].image.reset();
       if (store_.options().durability == Durability::kFsync) return sync_payload(job, block);
       return rename_temporary(job, block, true);
     case BlockStep::kSync:

@@ -8,6 +8,8 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -27,12 +29,16 @@ struct WriteJob {
   bool finished() const noexcept { return in_flight == 0 && next_block >= chain.size(); }
 
   // --- owned by BlockWriter ---
+  struct Free {
+    void operator()(uint8_t* memory) const noexcept { free(memory); }
+  };
   struct Block {
     int fd = -1;
     int directory_fd = -1;
     std::string temporary;
     std::string path;
     int64_t begin_ns = 0;
+    std::unique_ptr<uint8_t, Free> image;  // of an encoded file; else the slot is its image
     bool made_directory = false;
     bool renamed = false;
     bool duplicate = false;
@@ -55,6 +61,7 @@ class BlockWriter {
   void on_overdue(const BlockOperation& operation) noexcept;
 
  private:
+  bool make_image(WriteJob& job, uint32_t block) noexcept;
   bool open_temporary(WriteJob& job, uint32_t block) noexcept;
   void make_directory(WriteJob& job, uint32_t block, BlockStep step) noexcept;
   void write_payload(WriteJob& job, uint32_t block) noexcept;
@@ -69,6 +76,7 @@ class BlockWriter {
   void finish(WriteJob& job, uint32_t block, bool stored) noexcept;
   void fail(const BlockOperation& operation, ErrorCode code, int error,
             const std::string& why) noexcept;
+  uint8_t* image_of(const WriteJob& job, uint32_t block) const noexcept;
   std::string directory_at(const BlockId& id, uint32_t level) const;
   size_t fan_out_index(const BlockId& id) const noexcept;
 

@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kKeyHex = 64;
 constexpr size_t kNameBytes = 2 * kKeyHex + 1 + 4;
-constexpr unsigned kThreads = 8;
+constexpr unsigned kThreads = 32;  // waiting for the device, most of the time
 
 int digit_of(char c) {
   if (c >= '0' && c <= '9') return c - '0';
@@ -35,7 +35,7 @@ uint64_t file_time_ns(const struct stat& info) {
          static_cast<uint64_t>(info.st_mtim.tv_nsec);
 }
 
-// Calls `visit(directory descriptor, name)` with every entry of a directory; none if unreadable.
+// Calls `visit(directory descriptor, entry)` with every entry of a directory; none if unreadable.
 template <typename Visit>
 void each_entry(int parent, const char* name, Visit visit) {
   const int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -46,7 +46,7 @@ void each_entry(int parent, const char* name, Visit visit) {
     return;
   }
   while (const dirent* entry = readdir(directory)) {
-    visit(fd, static_cast<const char*>(entry->d_name));
+    visit(fd, *entry);
   }
   closedir(directory);
 }
@@ -60,13 +60,18 @@ int64_t seconds_now() {
 
 class Scanner {
  public:
-  Scanner(uint64_t file_bytes, uint32_t stale_seconds)
-      : file_bytes_(file_bytes), stale_before_(seconds_now() - stale_seconds) {}
+  Scanner(uint64_t file_bytes, uint32_t stale_seconds, ScanDetail detail)
+      : file_bytes_(file_bytes), stale_before_(seconds_now() - stale_seconds), detail_(detail) {}
 
-  void look_at(int directory, const char* name) {
+  void look_at(int directory, const dirent& entry) {
+    const char* name = entry.d_name;
     const std::string_view view(name);
     const bool temporary = view.starts_with(kTemporaryPrefix);
     const auto id = temporary ? std::nullopt : id_from_name(view);
+    if (id && detail_ == ScanDetail::kNames && entry.d_type == DT_REG) {
+      found.blocks.emplace_back(*id, 0);
+      return;
+    }
     struct stat info;
     if ((!temporary && !id) || fstatat(directory, name, &info, AT_SYMLINK_NOFOLLOW) != 0 ||
         !S_ISREG(info.st_mode)) {
@@ -81,9 +86,10 @@ class Scanner {
     if (stale && unlinkat(directory, name, 0) == 0) ++found.swept_temporaries;
   }
   void look_below(int parent, const char* name) {
-    each_entry(parent, name, [this](int directory, const char* inner) {
-      if (!is_fan_out(inner)) return;
-      each_entry(directory, inner, [this](int leaf, const char* file) { look_at(leaf, file); });
+    each_entry(parent, name, [this](int directory, const dirent& inner) {
+      if (!is_fan_out(inner.d_name)) return;
+      each_entry(directory, inner.d_name,
+                 [this](int leaf, const dirent& file) { look_at(leaf, file); });
     });
   }
 
@@ -92,6 +98,7 @@ class Scanner {
  private:
   const uint64_t file_bytes_;
   const int64_t stale_before_;
+  const ScanDetail detail_;
 };
 
 }  // namespace
@@ -121,20 +128,21 @@ std::optional<BlockId> id_from_name(std::string_view name) {
   return BlockId{*key, *parent};
 }
 
-DirectoryScan scan_directory(const std::string& root, uint64_t file_bytes, uint32_t stale_seconds) {
-  Scanner top(file_bytes, stale_seconds);
+DirectoryScan scan_directory(const std::string& root, uint64_t file_bytes, uint32_t stale_seconds,
+                             ScanDetail detail) {
+  Scanner top(file_bytes, stale_seconds, detail);
   std::vector<std::string> folders;
-  each_entry(AT_FDCWD, root.c_str(), [&](int directory, const char* name) {
-    if (is_fan_out(name)) {
-      folders.emplace_back(name);
+  each_entry(AT_FDCWD, root.c_str(), [&](int directory, const dirent& entry) {
+    if (is_fan_out(entry.d_name)) {
+      folders.emplace_back(entry.d_name);
     } else {
-      top.look_at(directory, name);
+      top.look_at(directory, entry);
     }
   });
   const Fd root_fd(open(root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   const auto count =
-      static_cast<unsigned>(std::min<size_t>(kThreads, std::max<size_t>(folders.size() / 16, 1)));
-  std::vector<Scanner> scanners(count, Scanner(file_bytes, stale_seconds));
+      static_cast<unsigned>(std::min<size_t>(kThreads, std::max<size_t>(folders.size() / 8, 1)));
+  std::vector<Scanner> scanners(count, Scanner(file_bytes, stale_seconds, detail));
   std::atomic<size_t> next{0};
   const auto work = [&](Scanner& scanner) {
     for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < folders.size();) {

@@ -25,10 +25,15 @@ struct DirectoryScan {
   uint64_t swept_temporaries = 0;
 };
 
-// Files of exactly `file_bytes` under the two-level fan-out of `root`; removes temporaries, and
-// blocks of another size, that are older than `stale_seconds`. Several threads, because a cold
-// directory waits for the device. What can't be read is left out: a scan is a hint, reads check
-// everything.
-DirectoryScan scan_directory(const std::string& root, uint64_t file_bytes, uint32_t stale_seconds);
+// kNames believes the directories: it asks nothing of a block's file, and all file times are 0. That
+// is what opening wants, as the inodes of a million cold files take twice as long as their names.
+enum class ScanDetail : uint8_t { kNames, kFiles };
+
+// Blocks under the two-level fan-out of `root`; with kFiles those of exactly `file_bytes`. Removes
+// temporaries, and with kFiles blocks of another size, that are older than `stale_seconds`. Several
+// threads, because a cold directory waits for the device. What can't be read is left out: a scan is
+// a hint, reads check everything.
+DirectoryScan scan_directory(const std::string& root, uint64_t file_bytes, uint32_t stale_seconds,
+                             ScanDetail detail);
 
 }  // namespace kvtransfer

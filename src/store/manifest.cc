@@ -55,6 +55,19 @@ void parse_layers(std::istringstream& words, std::vector<std::vector<uint32_t>>&
   layers.insert(layers.end(), num_layers, planes);
 }
 
+// "encoding fp8_of_bfloat16 64"
+BlockEncoding parse_encoding(std::istringstream& words) {
+  std::string group;
+  std::string kind;
+  words >> kind >> group;
+  for (const auto known :
+       {BlockEncoding::Kind::kFp8OfBfloat16, BlockEncoding::Kind::kFp8OfFloat16}) {
+    const BlockEncoding encoding{known, number(group, BlockEncoding::kMaxGroup)};
+    if (encoding.to_string() == kind + " " + group) return encoding;
+  }
+  refuse("unknown encoding '" + kind.substr(0, 80) + "'");
+}
+
 }  // namespace
 
 std::string manifest_text(const Manifest& manifest) {
@@ -74,6 +87,7 @@ std::string manifest_text(const Manifest& manifest) {
     while (layer < layout.num_layers() && planes_of(layer) == planes) ++layer;
     text += "layers " + std::to_string(layer - first) + " x" + planes + "\n";
   }
+  if (!manifest.encoding.raw()) text += "encoding " + manifest.encoding.to_string() + "\n";
   return text;
 }
 
@@ -82,6 +96,7 @@ Manifest parse_manifest(const std::string& text) {
   std::string line, name_space;
   uint32_t block_tokens = 0;
   std::vector<std::vector<uint32_t>> layers;
+  BlockEncoding encoding;
   if (!std::getline(lines, line) || line != first_line()) {
     refuse("it begins with '" + line.substr(0, 80) + "', this build reads '" + first_line() + "'");
   }
@@ -96,6 +111,8 @@ Manifest parse_manifest(const std::string& text) {
       block_tokens = number(word, BlockLayout::kMaxBlockTokens);
     } else if (what == "layers") {
       parse_layers(words, layers);
+    } else if (what == "encoding") {
+      encoding = parse_encoding(words);
     } else {
       refuse("unknown line '" + line.substr(0, 80) + "'");
     }
@@ -104,7 +121,8 @@ Manifest parse_manifest(const std::string& text) {
   if (!key) refuse("no namespace of 64 hex digits");
   if (block_tokens == 0 || layers.empty()) refuse("no block_tokens or no layers");
   try {
-    Manifest manifest{*key, BlockLayout(block_tokens, std::move(layers))};
+    Manifest manifest{*key, BlockLayout(block_tokens, std::move(layers)), encoding};
+    encoding.check(manifest.layout);
     if (manifest_text(manifest) == text) return manifest;
   } catch (const Error& error) {
     refuse(error.what());
@@ -147,7 +165,7 @@ Outcome open_store_directory(const std::string& root, const std::string& text) {
     if (found == text) return {};
     parse_manifest(found);  // says what is wrong with it, if it is none
     return {ErrorCode::kMismatch, 0,
-            "store " + root + " was made for another format, namespace or layout; found [" + found +
+            "store " + root + " was made for another format, namespace, layout or encoding; found [" + found +
                 "], this run needs [" + text + "]: use another store directory"};
   } catch (const Error& error) {
     return {error.code(), error.sys_errno(), error.what()};

@@ -5,6 +5,7 @@
 //   block_tokens 64
 //   layers 30 x 192 192          a run of equal layers: how many, then the bytes per token of each
 //                                plane; as many lines as there are runs
+//   encoding fp8_of_bfloat16 64  only where blocks are not stored as they are (BlockEncoding)
 #pragma once
 
 #include <string>
@@ -17,6 +18,7 @@ namespace kvtransfer {
 struct Manifest {
   BlockKey name_space;
   BlockLayout layout;
+  BlockEncoding encoding;
 };
 
 std::string manifest_text(const Manifest& manifest);

@@ -17,9 +17,9 @@ size_t MemoryTier::Hash::operator()(const BlockKey& key) const noexcept {
   return hash;
 }
 
-MemoryTier::MemoryTier(uint32_t num_blocks, uint64_t file_bytes)
-    : file_bytes_(file_bytes),
-      region_(std::make_unique<MemoryRegion>(num_blocks * file_bytes, RegionKind::kAnonymous)),
+MemoryTier::MemoryTier(uint32_t num_blocks, uint64_t slot_bytes)
+    : slot_bytes_(slot_bytes),
+      region_(std::make_unique<MemoryRegion>(num_blocks * slot_bytes, RegionKind::kAnonymous)),
       table_(num_blocks) {}
 
 std::optional<uint32_t> MemoryTier::pin(const BlockKey& key) {
@@ -66,7 +66,7 @@ void MemoryTier::offer(const BlockKey& key, const uint8_t* image, bool wanted) {
   if (slots_.contains(key) || !(wanted || reused)) return;
   const auto slot = free_slot();
   if (!slot) return;
-  std::memcpy(region_->data() + *slot * file_bytes_, image, file_bytes_);
+  std::memcpy(region_->data() + *slot * slot_bytes_, image, slot_bytes_);
   table_[*slot].key = key;
   table_[*slot].place = order_.insert(order_.end(), *slot);
   slots_[key] = *slot;

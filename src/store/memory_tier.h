@@ -24,13 +24,13 @@ namespace kvtransfer {
 
 class MemoryTier {
  public:
-  MemoryTier(uint32_t num_blocks, uint64_t file_bytes);
+  MemoryTier(uint32_t num_blocks, uint64_t slot_bytes);
 
   // The slot that holds a block, pinned until unpin(); also counts the hit or miss and remembers
   // the miss.
   std::optional<uint32_t> pin(const BlockKey& key);
   void unpin(uint32_t slot) noexcept;
-  const uint8_t* data(uint32_t slot) const noexcept { return region_->data() + slot * file_bytes_; }
+  const uint8_t* data(uint32_t slot) const noexcept { return region_->data() + slot * slot_bytes_; }
 
   bool contains(const BlockKey& key) const { return slots_.contains(key); }
   // Copies a verified block in if it is worth it, or `wanted` anyway.
@@ -50,7 +50,7 @@ class MemoryTier {
 
   std::optional<uint32_t> free_slot();
 
-  const uint64_t file_bytes_;
+  const uint64_t slot_bytes_;
   std::unique_ptr<MemoryRegion> region_;
   std::vector<Slot> table_;
   std::list<uint32_t> order_;  // used slots, least recently used first

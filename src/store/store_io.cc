@@ -14,19 +14,26 @@ constexpr uint64_t kVerifyBytes = uint64_t{512} << 10;
 
 }  // namespace
 
+IoOptions suited_to(const BlockStore& store, IoOptions options) {
+  if (store.in_memory()) {
+    options.prefer_threads = store.root() + " is in memory (tmpfs): a thread's own copy is faster";
+  }
+  return options;
+}
+
 StoreIo::StoreIo(BlockStore& store, IoQueue& queue, BufferPool& pool, uint32_t memory_blocks)
     : store_(store),
       queue_(queue),
       operations_(queue, store.mount()),
       tier_(memory_blocks == 0 ? nullptr
-                               : std::make_unique<MemoryTier>(memory_blocks, store.file_bytes())),
+                               : std::make_unique<MemoryTier>(memory_blocks, store.slot_bytes())),
       reader_(store, operations_, pool, tier_.get()),
       writer_(store, operations_, pool) {
-  if (pool.header_bytes() != store.header_bytes() || pool.slot_bytes() < store.file_bytes()) {
+  if (pool.header_bytes() != store.header_bytes() || pool.slot_bytes() < store.slot_bytes()) {
     throw Error(ErrorCode::kMismatch, "BlockStore: the pool's slots (" +
                                           std::to_string(pool.slot_bytes()) +
-                                          " bytes) don't fit block files of " +
-                                          std::to_string(store.file_bytes()) + " bytes");
+                                          " bytes) don't fit blocks of " +
+                                          std::to_string(store.slot_bytes()) + " bytes");
   }
 }
 

@@ -16,6 +16,9 @@
 
 namespace kvtransfer {
 
+// The options for a queue that will serve this store: kAuto is told where threads are better.
+IoOptions suited_to(const BlockStore& store, IoOptions options);
+
 class StoreIo {
  public:
   // `memory_blocks` blocks are kept in memory in front of the store; 0: none.

@@ -87,7 +87,8 @@ TrafficManager::State::State(std::shared_ptr<BlockStore> store_in,
   }
   for (size_t i = 0; i < kNumTrafficKinds; ++i) buckets[i].set_rate(options.bytes_per_second[i]);
   const IoBuffer buffer{pool->region()->data(), pool->region()->bytes()};
-  io = IoQueue::create(options.io, {&buffer, store ? 1u : 0u});
+  io = IoQueue::create(store ? suited_to(*store, options.io) : options.io,
+                       {&buffer, store ? 1u : 0u});
   if (store) store_io = std::make_unique<StoreIo>(*store, *io, *pool, options.memory_blocks);
   open_transport(options);
   progress.store_io = store_io.get();

@@ -37,7 +37,9 @@ class DirectoryScanTest : public ::testing::Test {
     const std::string name = block_name(id);
     return name.substr(0, 2) + "/" + name.substr(2, 2) + "/" + name;
   }
-  DirectoryScan scan() const { return scan_directory(root(), kFileBytes, 300); }
+  DirectoryScan scan(ScanDetail detail = ScanDetail::kFiles) const {
+    return scan_directory(root(), kFileBytes, 300, detail);
+  }
 
   testing::TemporaryDirectory directory_;
 };
@@ -107,6 +109,23 @@ TEST_F(DirectoryScanTest, StaleTemporariesGoAndYoungOnesStay) {
   EXPECT_FALSE(fs::exists(root() + "/ab/cd/.tmp-1-2-3"));
 }
 
+TEST_F(DirectoryScanTest, NamesAloneSayNothingOfSizesAndTimes) {
+  put(place(id(1)));
+  put(place(id(2)), 17, 4000);
+  put("ab/cd/.tmp-1-2-3", 100, 400);
+  fs::create_directories(root() + "/ab/cd/" + block_name(id(5)));
+  fs::create_symlink("/etc/passwd", root() + "/ab/cd/" + block_name(id(6)));
+  const DirectoryScan found = scan(ScanDetail::kNames);
+  std::set<BlockKey> seen;
+  for (const auto& [block, file_time] : found.blocks) {
+    seen.insert(block.key);
+    EXPECT_EQ(file_time, 0u);
+  }
+  EXPECT_EQ(seen, (std::set<BlockKey>{id(1).key, id(2).key}));
+  EXPECT_EQ(found.swept_temporaries, 1u);
+  EXPECT_TRUE(fs::exists(root() + "/" + place(id(2))));
+}
+
 TEST_F(DirectoryScanTest, StrangeThingsAreLeftAlone) {
   put("KVTRANSFER", 100, 4000);
   put("evict.lock", 0, 4000);
@@ -125,7 +144,9 @@ TEST_F(DirectoryScanTest, StrangeThingsAreLeftAlone) {
 }
 
 TEST_F(DirectoryScanTest, ADirectoryThatIsNotThereIsEmpty) {
-  EXPECT_TRUE(scan_directory(root() + "/nowhere", kFileBytes, 300).blocks.empty());
+  for (const auto detail : {ScanDetail::kNames, ScanDetail::kFiles}) {
+    EXPECT_TRUE(scan_directory(root() + "/nowhere", kFileBytes, 300, detail).blocks.empty());
+  }
 }
 
 TEST_F(DirectoryScanTest, FilesThatVanishMeanwhileAreNoProblem) {

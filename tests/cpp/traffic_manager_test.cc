@@ -48,6 +48,17 @@ TEST_F(TrafficManagerTest, PersistThenLoadBringsBackTheBytesAndCountsThem) {
   EXPECT_EQ(engine.manager->read_queue_tokens(), 0u);
 }
 
+TEST_F(TrafficManagerTest, AStoreInMemoryIsServedByThreadsUnlessAsked) {
+  const TemporaryDirectory memory("/dev/shm");
+  const BlockLayout layout(kLayers, kBlockTokens, {256, 256});
+  const auto store = std::make_shared<BlockStore>(memory.path(), root_, layout);
+  if (!store->in_memory()) GTEST_SKIP() << "/dev/shm is no tmpfs here";
+  Engine automatic("sm", kLayers, store);
+  EXPECT_EQ(automatic.manager->io_backend(), "threads");
+  EXPECT_NE(automatic.manager->io_fallback_reason().find(memory.path()), std::string::npos);
+  EXPECT_FALSE(open_store()->in_memory());
+}
+
 TEST_F(TrafficManagerTest, ReadQueueTokensFallAsBlocksLand) {
   const auto store = open_store();
   TrafficOptions options;

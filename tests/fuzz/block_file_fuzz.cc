@@ -48,7 +48,7 @@ void seal(std::vector<uint8_t>& slot) {
 void block(const uint8_t* data, size_t size, bool sealed) {
   std::vector<uint8_t> slot(store().file_bytes());
   const BlockId id{BlockKey{2}, BlockKey{3}};
-  write_header(slot.data(), slot.size(), store(), id, 8);
+  write_header(slot.data(), store(), id, 8);
   check(check_header(slot.data(), store(), id).empty());
   const std::vector<uint8_t> right = slot;
   // Pieces of the input replace pieces of a right block: [offset, length, bytes] ...
@@ -66,7 +66,8 @@ void block(const uint8_t* data, size_t size, bool sealed) {
     check(std::equal(right.begin(), right.begin() + static_cast<ptrdiff_t>(same), slot.begin()));
   }
   for (uint32_t layer = 0; layer < kLayout.num_layers(); ++layer) {
-    check_layer(slot.data(), store(), layer);
+    check_layer(slot.data(), slot.data() + store().header_bytes() + store().stored_offset(layer),
+                store(), layer);
   }
 }
 

@@ -26,6 +26,7 @@ CPP = {
 }
 PUBLIC = {
     "error": "base",
+    "block_encoding": "layout",
     "block_layout": "layout",
     "paged_cache": "layout",
     "memory_region": "memory",
