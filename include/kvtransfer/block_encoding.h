@@ -5,8 +5,9 @@
 // "FP8" FN: 4 exponent bits, 3 of mantissa, largest 448) per element: x = e4m3 * 2^(s - 128). With
 // group = the head's dimension that is a scale per token and head.
 //
-// Error of a finite element: at most 1/16 of itself, or 2^-17 of the group's largest, or the element
-// type's smallest subnormal, whichever is most. Signs and NaN stay; an infinity becomes NaN.
+// Error of a finite element: at most 1/16 of itself, or 2^-17 of the group's largest, or the
+// element type's smallest subnormal, whichever is most. Signs and NaN stay; an infinity becomes
+// NaN.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +33,8 @@ struct BlockEncoding {
   uint32_t code() const noexcept { return static_cast<uint32_t>(kind) | group << 8; }
   std::string to_string() const;
 
-  // Throws Error(kInvalidArgument) if `layout` can't be stored so: a group must not cross the end of
-  // a plane's token.
+  // Throws Error(kInvalidArgument) if `layout` can't be stored so: a group must not cross the end
+  // of a plane's token.
   void check(const BlockLayout& layout) const;
 
   // `bytes` of KV at `from` -> stored_bytes(bytes) at `to`. REQUIRES: !raw(), no overlap.

@@ -112,8 +112,8 @@ class BlockStore {
              const StoreOptions& options = {});
   ~BlockStore();
 
-  // Opens what is there, whatever namespace, layout and encoding it is for. Throws also Error(kMismatch) when
-  // the manifest makes no sense.
+  // Opens what is there, whatever namespace, layout and encoding it is for. Throws also
+  // Error(kMismatch) when the manifest makes no sense.
   static std::unique_ptr<BlockStore> open_existing(const std::string& root,
                                                    const StoreOptions& options = {});
 

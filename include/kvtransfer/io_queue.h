@@ -48,8 +48,8 @@ enum class IoBackend : uint8_t { kAuto, kUring, kThreads };
 
 struct IoOptions {
   IoBackend backend = IoBackend::kAuto;
-  uint32_t depth = 64;       // operations in flight
-  uint32_t num_threads = 4;  // of the `threads` twin
+  uint32_t depth = 64;              // operations in flight
+  uint32_t num_threads = 4;         // of the `threads` twin
   std::string prefer_threads = {};  // not empty: why kAuto takes the threads
 };
 

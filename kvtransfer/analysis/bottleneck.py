@@ -10,7 +10,6 @@ T_c over the DE read path. The paper counts neither the return of miss tokens no
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -79,9 +78,12 @@ class Loads:
         return (name, share) if share > 1 else ("storage NICs", 1.0)
 
 
-def loads(shape: ClusterShape, prefill: float, decode: float) -> Loads:
-    """Equations 1, 2, 4, 6 and 8 at P ``prefill`` and D ``decode`` nodes."""
+def loads(shape: ClusterShape, prefill: float, decode: float, *, de_path: bool = True) -> Loads:
+    """Equations 1, 2, 4, 6 and 8 at P ``prefill`` and D ``decode`` nodes; without ``de_path`` only the
+    prefill nodes' storage NICs are read."""
     rate_p, rate_c = pair_rates(shape, prefill, decode)
+    if not de_path:
+        rate_c = 0.0
     g = shape.gpus_per_node
     pairs_of_pe, pairs_of_de = decode * g, prefill * g
     ratio = prefill / decode
@@ -91,7 +93,7 @@ def loads(shape: ClusterShape, prefill: float, decode: float) -> Loads:
         de_cnic_read=(rate_p + 2 * rate_c) * pairs_of_de,  # (4)
         de_cnic_write=(2 * rate_p + rate_c) * pairs_of_de,  # (6)
         pe_dram=2 * shape.storage_bytes_per_s,
-        de_dram=(3 + 2 * ratio) * shape.storage_bytes_per_s,  # (8)
+        de_dram=((3 if de_path else 0) + 2 * ratio) * shape.storage_bytes_per_s,  # (8)
     )
 
 
@@ -149,13 +151,3 @@ def ratio_range(shape: ClusterShape) -> RatioRange:
 def _check_nodes(prefill: float, decode: float) -> None:
     if not (0 < prefill < math.inf and 0 < decode < math.inf):
         raise InvalidArgument(f"needs prefill and decode nodes, got {prefill}P{decode}D")
-
-
-def storage_gain(prefill: float, decode: float, needed: Sequence[float] = ()) -> float:
-    """How many times the storage bandwidth of the single path both paths have: (P + D) / P.
-
-    ``needed`` bounds it: shares of that bandwidth beyond which something else is slower (the GPUs,
-    say); the smallest counts.
-    """
-    _check_nodes(prefill, decode)
-    return min([(prefill + decode) / prefill, *needed])

@@ -20,12 +20,20 @@ __all__ = ["app"]
 
 app = typer.Typer(help="Plans from a model, a device and a workload.", no_args_is_help=True)
 
-# KV bytes per token of all layers (public configurations), and a prefill speed per GPU to go with it.
+# KV bytes per token of all layers, and a prefill speed per GPU to go with it.
 MODELS = {
-    "deepseek-v3.2": (61 * 656, 8000.0),  # 512 + 64 values and their scales in FP8, and the indexer
+    "deepseek-v3.2": (61 * 656, 8000.0),
     "qwen2.5-32b": (64 * 2 * 8 * 128 * 2, 5000.0),
     "smollm2": (30 * 2 * 3 * 64 * 2, 1000.0),
 }
+MODEL_NAMES = (
+    "qwen2.5-32b",
+    "gpt-oss-120b",
+    "qwen3-235b",
+    "deepseek-v3",
+    "deepseek-v3.2",
+    "ds-27b",
+)
 UNITS = {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
@@ -96,6 +104,82 @@ def block_size(
         )
     console = Console()
     (console if console.is_terminal else Console(width=120)).print(table)
+
+
+@app.command("cluster")
+def cluster(
+    trace: Annotated[
+        Path | None, typer.Argument(help="kvt-sessions-v1 or Mooncake JSONL; else the means below")
+    ] = None,
+    prefill: Annotated[int, typer.Option(help="prefill nodes")] = 2,
+    decode: Annotated[int, typer.Option(help="decode nodes")] = 4,
+    gpus: Annotated[int, typer.Option(help="GPUs, and compute NICs, per node")] = 8,
+    cnic_gbps: Annotated[float, typer.Option(help="Gb/s of a compute NIC")] = 400,
+    storage_gbps: Annotated[float, typer.Option(help="Gb/s of a node's storage NICs")] = 400,
+    dram_gb_per_s: Annotated[float, typer.Option(help="GB/s of a node's memory")] = 500,
+    model: Annotated[str, typer.Option(help=f"of {', '.join(MODEL_NAMES)}")] = "deepseek-v3.2",
+    gpu_tflops: Annotated[float, typer.Option(help="that prefill really gets of a GPU")] = 400,
+    context: Annotated[float, typer.Option(help="tokens of a turn's hit, without a trace")] = 32721,
+    append: Annotated[float, typer.Option(help="tokens of a turn to compute")] = 429,
+    block_tokens: Annotated[int, typer.Option(help="of the trace's hits")] = 64,
+    plot: Annotated[Path | None, typer.Option(help="write the loads against P/D as PNG")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """The P/D ratios that only storage limits, what binds at this one, and what both paths gain.
+
+    The formulas of the paper's section 4.2; decoding's own needs are not in them.
+    """
+    from kvtransfer.analysis import (
+        MODEL_COSTS,
+        ClusterShape,
+        TurnMeans,
+        loads,
+        plan_cluster,
+        ratio_range,
+        turn_means,
+    )
+    from kvtransfer.workload import read_trace
+
+    if model not in MODEL_COSTS:
+        raise InvalidArgument(f"--model must be of {', '.join(MODEL_COSTS)}, got {model!r}")
+    if block_tokens < 1:
+        raise InvalidArgument(f"--block-tokens must be positive, got {block_tokens}")
+    shape = ClusterShape(gpus, cnic_gbps * 1e9 / 8, storage_gbps * 1e9 / 8, dram_gb_per_s * 1e9)
+    turn = (
+        turn_means(read_trace(trace), block_tokens)
+        if trace is not None
+        else TurnMeans(context, append)
+    )
+    found = ratio_range(shape)
+    plan = plan_cluster(shape, MODEL_COSTS[model], turn, prefill, decode, gpu_tflops * 1e12)
+    shares = loads(shape, prefill, decode).shares(shape)
+    if plot is not None:
+        from kvtransfer.cli.plot_loads import plot_loads
+
+        plot_loads(shape, prefill / decode, plot)
+    if as_json:
+        result = {"plan": asdict(plan), "gain": plan.gain, "turn": asdict(turn), "shares": shares}
+        print(json.dumps({**result, "range": asdict(found), "feasible": found.feasible}))
+        return
+    table = Table("resource", "share of its bandwidth", title=f"{prefill}P{decode}D, full SNICs")
+    for name, share in shares.items():
+        table.add_row(name, f"{share:.3f}" + (" binds" if share > 1 else ""))
+    console = Console()
+    console.print(table)
+    if found.feasible:
+        here = "inside" if found.contains(prefill, decode) else "outside"
+        console.print(
+            f"P/D that only storage limits: {found.lower:.3f} ({found.lower_by}) to "
+            f"{found.upper:.3f} ({found.upper_by}); {prefill / decode:.3f} is {here}"
+        )
+    else:
+        console.print("no P/D ratio lets storage alone be the limit: it is too fast for the nodes")
+    console.print(
+        f"{MODEL_COSTS[model].name}, {turn.hit_tokens:.0f} tokens hit and {turn.miss_tokens:.0f} "
+        f"computed a turn: {plan.single_path:.1f} turns/s over the PE path, {plan.both_paths:.1f} over "
+        f"both, {plan.prefill_compute:.1f} by prefill compute; {plan.binding} binds, gain "
+        f"{plan.gain:.2f}x"
+    )
 
 
 def _curve(text: str) -> DeviceCurve:

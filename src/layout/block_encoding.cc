@@ -37,7 +37,8 @@ struct Float16 {
     const uint32_t rest = static_cast<uint32_t>(x & 0x7fffu) << 13;
     const float magnitude = std::bit_cast<float>(rest) * 0x1p112F;  // subnormals, too
     const uint32_t special = x & 0x7fffu & ~0x3ffu;
-    const uint32_t bits = special == 0x7c00u ? rest | 0x7f800000u : std::bit_cast<uint32_t>(magnitude);
+    const uint32_t bits =
+        special == 0x7c00u ? rest | 0x7f800000u : std::bit_cast<uint32_t>(magnitude);
     return std::bit_cast<float>(bits | sign);
   }
   // REQUIRES: as above; what is below the smallest subnormal becomes zero.
@@ -144,7 +145,8 @@ void BlockEncoding::check(const BlockLayout& layout) const {
   if (raw() || group == 0 || group % 8 != 0 || group > kMaxGroup) {
     throw Error(ErrorCode::kInvalidArgument,
                 "block encoding: FP8 needs groups of 8 to " + std::to_string(kMaxGroup) +
-                    " elements, a multiple of 8, and raw blocks none; got " + std::to_string(group));
+                    " elements, a multiple of 8, and raw blocks none; got " +
+                    std::to_string(group));
   }
   for (uint32_t layer = 0; layer < layout.num_layers(); ++layer) {
     for (uint32_t plane = 0; plane < layout.num_planes(layer); ++plane) {

@@ -89,12 +89,11 @@ void bind_block_store(py::module_& m) {
       .def(py::init([](const std::string& root, const py::bytes& name_space,
                        const BlockLayout& layout, uint64_t max_bytes, uint64_t free_space_floor,
                        bool fsync, uint32_t stale_temporary_seconds, bool verify_checksums,
-                       bool remove_corrupt, double operation_timeout_s,
-                       const std::string& encoding, uint32_t encoding_group) {
-             const StoreOptions options =
-                 to_options(max_bytes, free_space_floor, fsync, stale_temporary_seconds,
-                            verify_checksums, remove_corrupt, operation_timeout_s,
-                            to_encoding(encoding, encoding_group));
+                       bool remove_corrupt, double operation_timeout_s, const std::string& encoding,
+                       uint32_t encoding_group) {
+             const StoreOptions options = to_options(
+                 max_bytes, free_space_floor, fsync, stale_temporary_seconds, verify_checksums,
+                 remove_corrupt, operation_timeout_s, to_encoding(encoding, encoding_group));
              const BlockKey key = to_key(name_space, "name_space");
              const py::gil_scoped_release release;
              return std::make_shared<BlockStore>(root, key, layout, options);
@@ -221,9 +220,9 @@ void bind_block_store(py::module_& m) {
       .def_property_readonly("file_bytes", &BlockStore::file_bytes)
       .def_property_readonly("slot_bytes", &BlockStore::slot_bytes)
       .def_property_readonly(
-          "encoding",
-          [](const BlockStore& self) { return self.options().encoding.to_string(); },
-          "How blocks lie in their files: 'raw', or 'fp8_of_bfloat16 64' with the group's elements.")
+          "encoding", [](const BlockStore& self) { return self.options().encoding.to_string(); },
+          "How blocks lie in their files: 'raw', or 'fp8_of_bfloat16 64' with the group's "
+          "elements.")
       .def_property_readonly("direct_io", &BlockStore::direct_io);
 }
 

@@ -25,8 +25,8 @@ struct BlockHeader {
   uint64_t payload_bytes;  // as stored, without padding
   uint32_t num_layers;
   uint32_t block_tokens;
-  uint32_t valid_tokens;  // <= block_tokens
-  uint32_t encoding;      // BlockEncoding::code()
+  uint32_t valid_tokens;     // <= block_tokens
+  uint32_t encoding;         // BlockEncoding::code()
   uint64_t header_checksum;  // of all header pages with this field zero
 };
 static_assert(sizeof(BlockHeader) == 152);
@@ -36,7 +36,8 @@ constexpr uint32_t header_pages_bytes(uint32_t num_layers) {
 }
 
 // A file's `image` is header pages, stored layers, padding: store.file_bytes() in all.
-// Fills in the header pages for the layers behind them (checksums every one) and zeroes the padding.
+// Fills in the header pages for the layers behind them (checksums every one) and zeroes the
+// padding.
 void write_header(uint8_t* image, const BlockStore& store, const BlockId& id,
                   uint32_t valid_tokens) noexcept;
 

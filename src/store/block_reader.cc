@@ -169,7 +169,8 @@ void BlockReader::wait_for_verify(ReadJob& job, uint32_t block, uint32_t first,
   std::push_heap(job.unverified.begin(), job.unverified.end(), std::greater<>());
 }
 
-// Checks and decodes a layer that was read, or copies it from the memory tier, where it was checked before.
+// Checks and decodes a layer that was read, or copies it from the memory tier, where it was checked
+// before.
 bool BlockReader::take_layer(ReadJob& job, uint32_t block, uint32_t layer) noexcept {
   uint8_t* to = pool_.slot_data(job.slots[block]);
   const auto memory = job.blocks[block].memory_slot;

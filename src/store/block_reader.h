@@ -10,8 +10,8 @@
 // meanwhile and the first layers are handed out first.
 //
 // An encoded file is read in one part into the tail of its slot. Its header then moves to the front
-// and its layers to where they end with the Full Block; they are verified and decoded in order, each
-// into its place, so that what a layer overwrites has been decoded before.
+// and its layers to where they end with the Full Block; they are verified and decoded in order,
+// each into its place, so that what a layer overwrites has been decoded before.
 #pragma once
 
 #include <cstdint>

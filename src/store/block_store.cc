@@ -2,9 +2,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <string.h>
-#include <linux/magic.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -54,11 +54,10 @@ std::vector<bool> stat_files(const std::vector<std::string>& paths, uint64_t byt
 }
 
 std::optional<DirectoryScan> scan_mount(BlockStore& store, ScanDetail detail) {
-  return store.mount().sweep<DirectoryScan>([root = store.root(), bytes = store.file_bytes(),
-                                             stale = store.options().stale_temporary_seconds,
-                                             detail] {
-    return scan_directory(root, bytes, stale, detail);
-  });
+  return store.mount().sweep<DirectoryScan>(
+      [root = store.root(), bytes = store.file_bytes(),
+       stale = store.options().stale_temporary_seconds,
+       detail] { return scan_directory(root, bytes, stale, detail); });
 }
 
 }  // namespace

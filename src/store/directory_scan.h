@@ -25,8 +25,9 @@ struct DirectoryScan {
   uint64_t swept_temporaries = 0;
 };
 
-// kNames believes the directories: it asks nothing of a block's file, and all file times are 0. That
-// is what opening wants, as the inodes of a million cold files take twice as long as their names.
+// kNames believes the directories: it asks nothing of a block's file, and all file times are 0.
+// That is what opening wants, as the inodes of a million cold files take twice as long as their
+// names.
 enum class ScanDetail : uint8_t { kNames, kFiles };
 
 // Blocks under the two-level fan-out of `root`; with kFiles those of exactly `file_bytes`. Removes

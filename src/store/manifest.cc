@@ -165,7 +165,8 @@ Outcome open_store_directory(const std::string& root, const std::string& text) {
     if (found == text) return {};
     parse_manifest(found);  // says what is wrong with it, if it is none
     return {ErrorCode::kMismatch, 0,
-            "store " + root + " was made for another format, namespace, layout or encoding; found [" + found +
+            "store " + root +
+                " was made for another format, namespace, layout or encoding; found [" + found +
                 "], this run needs [" + text + "]: use another store directory"};
   } catch (const Error& error) {
     return {error.code(), error.sys_errno(), error.what()};

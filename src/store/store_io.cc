@@ -30,10 +30,9 @@ StoreIo::StoreIo(BlockStore& store, IoQueue& queue, BufferPool& pool, uint32_t m
       reader_(store, operations_, pool, tier_.get()),
       writer_(store, operations_, pool) {
   if (pool.header_bytes() != store.header_bytes() || pool.slot_bytes() < store.slot_bytes()) {
-    throw Error(ErrorCode::kMismatch, "BlockStore: the pool's slots (" +
-                                          std::to_string(pool.slot_bytes()) +
-                                          " bytes) don't fit blocks of " +
-                                          std::to_string(store.slot_bytes()) + " bytes");
+    throw Error(ErrorCode::kMismatch,
+                "BlockStore: the pool's slots (" + std::to_string(pool.slot_bytes()) +
+                    " bytes) don't fit blocks of " + std::to_string(store.slot_bytes()) + " bytes");
   }
 }
 

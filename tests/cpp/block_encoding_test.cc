@@ -210,7 +210,8 @@ TEST_F(EncodedStoreTest, AnyLayoutComesBack) {
     BlockStore store(directory.path(), root_, layout, options);
     const auto pool = testing::make_pool(layout, 2);
     const auto slots = testing::acquire(*pool, 2);
-    auto* from = reinterpret_cast<uint16_t*>(pool->region()->data() + pool->payload_offset(slots[0]));
+    auto* from =
+        reinterpret_cast<uint16_t*>(pool->region()->data() + pool->payload_offset(slots[0]));
     for (uint64_t i = 0; i < layout.full_block_bytes() / 2; ++i) {
       from[i] = static_cast<uint16_t>(0x3f80 + 16 * (random() % 8));  // 1, 1.125, ... 1.875
     }

@@ -114,8 +114,7 @@ TEST_F(BlockFileTest, AnyFlippedBitOfAHeaderPageIsSeen) {
 }
 
 TEST_F(BlockFileTest, ALayerVerifiesOnlyInItsOwnPlace) {
-  for (uint32_t layer = 0; layer < 5; ++layer)
-    EXPECT_TRUE(good_layer(layer));
+  for (uint32_t layer = 0; layer < 5; ++layer) EXPECT_TRUE(good_layer(layer));
   uint8_t* a = slot_.data() + 4096 + layout_.layer_offset(1);
   uint8_t* b = slot_.data() + 4096 + layout_.layer_offset(3);
   std::swap_ranges(a, a + layout_.layer_bytes(1), b);
