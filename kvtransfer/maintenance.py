@@ -119,8 +119,8 @@ def import_store(root: str, source: BinaryIO, report: Report = _no_report) -> tu
     """Add the blocks of an export to the store at ``root``, made if it isn't there.
 
     Returns (added, already there). Every block is verified before it can be found. Raises
-    Mismatch if the store is of another namespace, layout or encoding, CorruptBlock for an archive that is
-    none or holds a bad block; what was added before that stays.
+    Mismatch if the store is of another namespace, layout or encoding, CorruptBlock for an archive that
+    is none or holds a bad block; what was added before that stays.
     """
     try:
         archive = tarfile.open(fileobj=source, mode="r|")  # noqa: SIM115
