@@ -39,7 +39,9 @@ def replay(
     ] = None,
     prefill: Annotated[int, typer.Option(help="prefill engines")] = 1,
     decode: Annotated[int, typer.Option(help="decode engines")] = 1,
-    path: Annotated[str | None, typer.Option(help="pe, de or auto; several: pe,de,auto")] = None,
+    path: Annotated[
+        str | None, typer.Option(help="pe, de, auto or split; several: pe,split")
+    ] = None,
     model: Annotated[str, typer.Option(help="tiny, smollm2 or a local directory")] = "tiny",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
     store: Annotated[
@@ -98,8 +100,8 @@ def replay(
     demo = not files
     paths = (path or ("pe,auto" if demo else "auto")).split(",")
     for name in paths:
-        if name not in ("pe", "de", "auto"):
-            raise InvalidArgument(f"--path must be pe, de or auto, got {name!r}")
+        if name not in ("pe", "de", "auto", "split"):
+            raise InvalidArgument(f"--path must be pe, de, auto or split, got {name!r}")
     for option, value, known in (
         ("transport", transport, ("shm", "verbs")),
         ("copy", copy, ("cpu", "nic")),
@@ -369,6 +371,7 @@ def _to_json(run: ReplayRun) -> dict[str, Any]:
         row["generated"] = record.generated.tolist()
         row["logits"] = [item.gap for item in record.logits]
         row["overlap"] = record.overlap
+        row["loaded_bytes"] = record.loaded_bytes
         records.append(row)
     return {
         "config": msgspec.to_builtins(run.config),

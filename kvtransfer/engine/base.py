@@ -23,6 +23,7 @@ from kvtransfer.engine.messages import (
     decode_message,
     encode_message,
 )
+from kvtransfer.engine.storage import ReadRate
 from kvtransfer.errors import Mismatch
 from kvtransfer.memory import RegionKind, make_pool
 from kvtransfer.models import Arena, load_model, namespace_of
@@ -80,7 +81,7 @@ class Engine(ABC):
         self.pool = make_pool(self.layout, config.pool_blocks, kind)
         self.arena: Arena = self.model.arena(num_layer_slots or self.model.num_layers, tokens)
         caps = {
-            "storage_read": config.storage_read_cap,
+            "storage_read": config.storage_read_caps.get(name, config.storage_read_cap),
             "storage_write": config.storage_write_cap,
             "network_read": config.network_cap,
             "network_write": config.network_cap,
@@ -102,6 +103,7 @@ class Engine(ABC):
             trace=config.trace,
             memory_blocks=config.memory_blocks,
         )
+        self.read_rate = ReadRate(self.layout.bytes_per_token)
         self.forwards: list[Any] = []
         self.spans: list[tuple[str, int, int, int]] = []
         self._context = zmq.Context()
@@ -172,6 +174,7 @@ class Engine(ABC):
         send(self.scheduler, message)
 
     def _report(self) -> None:
+        self.read_rate.look(self.traffic)
         report = self.make_report()
         now = time.monotonic()
         if report != self._reported or now >= self._report_at:

@@ -27,7 +27,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     fsync: bool = False
     num_prefill: int = 1
     num_decode: int = 1
-    path: Literal["pe", "de", "auto"] = "auto"
+    path: Literal["pe", "de", "auto", "split"] = "auto"
     transport: Literal["shm", "verbs"] = "shm"
     copy: Literal["cpu", "nic"] = "cpu"  # of staged layers; nic needs verbs
     verbs_devices: list[str] = []  # handed to the engines in turn; none: the first active one
@@ -38,6 +38,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory_blocks: int = 0  # of each engine's memory tier in front of the store; 0: none
     read_parts: int = 0  # storage reads per block; 0: one per layer; 1: the paper's Full Block
     storage_read_cap: int = 0
+    storage_read_caps: dict[str, int] = {}  # of single engines, in its place
     storage_write_cap: int = 0
     network_cap: int = 0
     quota_s: float = 0.3

@@ -1,6 +1,7 @@
 """The decode engine: admit (reserve the DE buffer), receive, decode with continuous batching, persist.
 
-On the DE read path it also loads the hit prefix into the DE buffer and serves it to the PE.
+On the DE read path it also loads the hit prefix into the DE buffer and serves it to the PE; of a split
+prefix it loads the head.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from kvtransfer.engine.messages import (
 )
 from kvtransfer.engine.persist import NO_SLOTS, DecodeRequest, Persister
 from kvtransfer.engine.sequences import ResidentSequence
+from kvtransfer.engine.storage import failed_itself, is_unwell
 from kvtransfer.keys import chain_keys
 from kvtransfer.models import SequenceSlice
 from kvtransfer.stream import LayerStream
@@ -115,11 +117,18 @@ class DecodeEngine(Engine):
             return
         most = min(request.max_hit_blocks, message.max_hit_blocks)
         self._drain_load(request)
-        if request.load is not None and request.load.error is not None:
-            most = min(most, request.load.blocks)
-            request.failures.append(request.load.error[1])
-        else:
-            request.failures.append(message.reason)
+        before = set(request.unwell)
+        reason = message.reason
+        if message.pe_unwell:
+            request.unwell.add("pe")
+        if request.load is not None and failed_itself(request.load):
+            assert request.load.error is not None
+            reason = request.load.error[1]
+            if is_unwell(request.load) and "de" not in before:
+                request.unwell.add("de")
+            else:
+                most = min(most, request.load.blocks)
+        request.failures.append(reason)
         self._close_receive(request)
         request.max_hit_blocks = most
         request.attempt += 1
@@ -140,6 +149,7 @@ class DecodeEngine(Engine):
             unfinished_requests=len(requests),
             unfinished_tokens=sum(len(r.tokens) for r in requests),
             read_queue_tokens=self.traffic.read_queue_tokens,
+            read_tokens_per_s=self.read_rate.tokens_per_s,
             free_tokens=max(self.arena.free_tokens - waiting, 0),
             seen=[r.request_id for r in requests],
         )
@@ -192,7 +202,8 @@ class DecodeEngine(Engine):
         request.receive = self.traffic.make_stream(LayerStream.UNKNOWN)
         request.tag = self.traffic.open_receive(request.receive)
         request.hit_blocks = 0
-        if request.assign.read_path == "de":
+        request.load = request.source = request.serve = None
+        if "de" in request.readers:
             self._begin_load(request)
         starts = self.pool.payload_offsets(request.slots)
         message = Admit(
@@ -201,6 +212,7 @@ class DecodeEngine(Engine):
             attempt=request.attempt,
             hit_blocks=request.hit_blocks,
             max_hit_blocks=request.max_hit_blocks,
+            pe_reads="pe" in request.readers,
             block_starts=starts.astype("<u8").tobytes(),
             tag=request.tag,
         )
@@ -211,9 +223,11 @@ class DecodeEngine(Engine):
             self._unsent.setdefault(engine, []).append(message)
 
     def _begin_load(self, request: DecodeRequest) -> None:
-        keys = request.keys[: request.max_hit_blocks]
+        most = request.max_hit_blocks
+        if "pe" in request.readers:
+            most = min(most, request.assign.decode_tokens // self.config.block_tokens)
+        keys = request.keys[:most]
         request.hit_blocks = self.store.lookup(keys, self.root_key)
-        request.load = request.source = request.serve = None
         if request.hit_blocks == 0:
             return
         request.source = self.traffic.make_stream(request.hit_blocks)

@@ -34,20 +34,25 @@ SHORTEST_SPAN_NS = 50_000
 
 @dataclass
 class PrefillRequest:
-    """A request on the prefill side. ``source`` tells which layers of its hit prefix can be staged,
-    wherever they are read; ``computed`` tokens have their KV in the hit blocks or the DE buffer."""
+    """A request on the prefill side. Of its ``hit_blocks`` the DE loads the first ``decode_blocks``
+    (``remote`` tells which of their layers can be read there), we load the others into ``slots``
+    (``source`` tells of their layers). ``computed`` tokens have their KV in the hit blocks or the DE
+    buffer."""
 
     assign: Assign
     tokens: npt.NDArray[np.uint32]
     admit: Admit | None = None
     begun: bool = False
+    unwell: bool = False  # our storage failed in an earlier attempt
     doomed: bool = (
         False  # its DE or its assignment is gone: drop it as soon as nothing is in flight
     )
     hit_blocks: int = 0
+    decode_blocks: int = 0
     slots: npt.NDArray[np.uint32] = field(default_factory=lambda: NO_SLOTS)
     load: Ticket | None = None
     source: LayerStream | None = None
+    remote: LayerStream | None = None
     receive_tag: int | None = None
     computed: int = 0
     chunks: int = 0
@@ -82,9 +87,10 @@ class Chunk:
         self.request, self.item, self.span = request, item, span
         self._parts, self._admit, self._peer = parts, request.admit, peer
         self._hit_tokens = request.hit_blocks * parts.config.block_tokens
+        self._decode_tokens = request.decode_blocks * parts.config.block_tokens
         # Tokens behind the hit prefix that earlier chunks computed: they are in the DE buffer.
         self._earlier = item.cached - self._hit_tokens
-        sources = (self._hit_tokens > 0) + (self._earlier > 0)
+        sources = (request.decode_blocks > 0) + (len(request.slots) > 0) + (self._earlier > 0)
         self.sequence = StreamedSequence(
             parts.arena,
             span,
@@ -118,19 +124,30 @@ class Chunk:
             "into": self.sequence.ready,
             "gate": self.sequence.released,
         }
-        hit: dict[str, Any] = {
-            "first_token": 0,
-            "num_tokens": self._hit_tokens,
-            "after": request.source,
-        }
-        if self._hit_tokens and len(request.slots):  # PE path: from our own buffer
-            starts = self._parts.pool.payload_offsets(request.slots)
+        if self._decode_tokens:  # straight from the DE buffer to the device
             self.tickets.append(
-                traffic.stage(**stage, **hit, block_starts=starts, slots=request.slots)
+                traffic.stage_from_peer(
+                    **stage,
+                    block_starts=remote,
+                    first_token=0,
+                    num_tokens=self._decode_tokens,
+                    after=request.remote,
+                    peer=self._peer,
+                )
             )
-        elif self._hit_tokens:  # DE path: straight from the DE buffer to the device
+        if len(request.slots):  # from our own buffer
+            # Slot i of the plan holds block i, so the DE's blocks' starts are never read.
+            starts = np.zeros(request.hit_blocks, np.uint64)
+            starts[request.decode_blocks :] = self._parts.pool.payload_offsets(request.slots)
             self.tickets.append(
-                traffic.stage_from_peer(**stage, **hit, block_starts=remote, peer=self._peer)
+                traffic.stage(
+                    **stage,
+                    block_starts=starts,
+                    slots=request.slots,
+                    first_token=self._decode_tokens,
+                    num_tokens=self._hit_tokens - self._decode_tokens,
+                    after=request.source,
+                )
             )
         if self._earlier:
             self.tickets.append(
@@ -144,9 +161,9 @@ class Chunk:
             )
 
     def _push(self) -> None:
-        # PE path: the DE gets the hit tokens with the first chunk. DE path: it has them already.
+        # The DE gets the hit tokens that we loaded with the first chunk; its own it has already.
         send_hits = self.request.chunks == 0 and len(self.request.slots) > 0
-        first = 0 if send_hits else self.item.cached
+        first = self._decode_tokens if send_hits else self.item.cached
         self.tickets.append(
             self._parts.traffic.push(
                 **self._common(),

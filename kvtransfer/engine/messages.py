@@ -78,6 +78,7 @@ class Report(_Message):
     read_queue_tokens: int
     free_tokens: int
     seen: list[int]
+    read_tokens_per_s: float = 0.0  # of its storage while it was reading, 0 before it ever did
 
 
 class Submit(_Message):
@@ -96,6 +97,7 @@ class Assign(_Message):
     prefill: str
     decode: str
     read_path: str
+    decode_tokens: int = 0  # of a split prefix: what the DE reads, the rest is the PE's
 
 
 class Admit(_Message):
@@ -104,8 +106,9 @@ class Admit(_Message):
     request_id: int
     life: int
     attempt: int
-    hit_blocks: int  # DE path: blocks the DE is loading
+    hit_blocks: int  # the head of the prefix, which the DE is loading; 0 on the PE path
     max_hit_blocks: int
+    pe_reads: bool  # the PE loads what follows of the prefix
     block_starts: bytes
     tag: int
 
@@ -133,7 +136,7 @@ class LogitsInfo(_Message):
 class PrefillStats(_Message):
     """Times in seconds, bytes where named; ``stall_s`` and ``compute_s`` per layer."""
 
-    hit_blocks: int
+    hit_blocks: int  # of the whole prefix, whoever loaded it
     chunks: int
     load_s: float
     load_end_ns: int
@@ -156,13 +159,16 @@ class PrefillDone(_Message):
 
 
 class Restart(_Message):
-    """PE -> DE: this attempt failed and is drained; admit again with at most so many hit blocks."""
+    """PE -> DE: this attempt failed and is drained; admit again with at most so many hit blocks.
+
+    ``pe_unwell``: the PE could not read from its storage, so the other side should."""
 
     request_id: int
     life: int
     attempt: int
     max_hit_blocks: int
     reason: str
+    pe_unwell: bool = False
 
 
 class Finished(_Message):

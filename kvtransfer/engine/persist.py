@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +16,10 @@ from kvtransfer.models import Arena, ArenaSpan
 from kvtransfer.stream import LayerStream
 from kvtransfer.transport import Ticket, TrafficManager
 
-__all__ = ["NO_SLOTS", "DecodeRequest", "Persister"]
+__all__ = ["NO_SLOTS", "DecodeRequest", "Persister", "Side"]
 
 NO_SLOTS = np.empty(0, np.uint32)
+Side = Literal["pe", "de"]
 
 
 @dataclass
@@ -32,7 +34,8 @@ class DecodeRequest:
     span: ArenaSpan | None = None
     attempt: int = 0
     max_hit_blocks: int = 0
-    hit_blocks: int = 0
+    unwell: set[Side] = field(default_factory=set)  # sides whose storage failed
+    hit_blocks: int = 0  # the head of the prefix, which this side loads
     load: Ticket | None = None
     source: LayerStream | None = None
     serve: Ticket | None = None
@@ -53,6 +56,14 @@ class DecodeRequest:
     @property
     def request_id(self) -> int:
         return self.assign.request_id
+
+    @property
+    def readers(self) -> set[Side]:
+        """Who loads the prefix in this attempt: as assigned, or who is left of the two."""
+        both: set[Side] = {"pe", "de"}
+        path = self.assign.read_path
+        wanted = both if path == "split" else both & {path}
+        return (wanted - self.unwell) or (both - self.unwell) or wanted
 
     @property
     def wanted_tokens(self) -> int:

@@ -1,9 +1,9 @@
 """The prefill engine: admit, load, compute layer by layer, publish.
 
-A request's hit prefix comes from the PE buffer (PE read path) or is read from the DE buffer (DE read
-path); later chunks of a chunked prefill read what earlier ones sent to the DE buffer. The loop only
-handles messages and starts work; forwards run in one compute thread, so that loads start and peers
-are answered while a layer is being waited for.
+A request's hit prefix comes from the PE buffer (PE read path), is read from the DE buffer (DE read
+path), or both (split: the DE loads its head, we its tail); later chunks of a chunked prefill read what
+earlier ones sent to the DE buffer. The loop only handles messages and starts work; forwards run in one
+compute thread, so that loads start and peers are answered while a layer is being waited for.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from kvtransfer.engine.messages import (
     Started,
     unpack_tokens,
 )
+from kvtransfer.engine.storage import failed_itself, is_unwell
 from kvtransfer.keys import chain_keys
 from kvtransfer.scheduler import PrefillWork, form_batch
 
@@ -130,6 +131,7 @@ class PrefillEngine(Engine):
             unfinished_requests=len(requests),
             unfinished_tokens=sum(len(r.tokens) for r in requests),
             read_queue_tokens=self.traffic.read_queue_tokens,
+            read_tokens_per_s=self.read_rate.tokens_per_s,
             free_tokens=0,
             seen=[r.request_id for r in requests],
         )
@@ -149,7 +151,7 @@ class PrefillEngine(Engine):
         return False
 
     def _begin(self, request: PrefillRequest) -> None:
-        """Starts the load of the hit prefix (PE path) or asks the DE to tell of its own."""
+        """Starts our part of the load and asks the DE to tell of its own."""
         admit = request.admit
         assert admit is not None
         if len(request.tokens) > self.arena.num_tokens:
@@ -161,13 +163,12 @@ class PrefillEngine(Engine):
             return
         request.begin_ns = time.monotonic_ns()
         request.first_begin_ns = request.first_begin_ns or request.begin_ns
-        if request.assign.read_path == "pe":
-            if not self._begin_load(request, admit):
-                return
-        elif admit.hit_blocks:
-            request.hit_blocks = admit.hit_blocks
-            request.source = self.traffic.make_stream(1)
-            request.receive_tag = self.traffic.open_receive(request.source)
+        request.hit_blocks = request.decode_blocks = admit.hit_blocks
+        if admit.pe_reads and not self._begin_load(request, admit):
+            return
+        if admit.hit_blocks:
+            request.remote = self.traffic.make_stream(1)
+            request.receive_tag = self.traffic.open_receive(request.remote)
             self._tell_decode(
                 request,
                 Pull(
@@ -182,26 +183,27 @@ class PrefillEngine(Engine):
 
     def _begin_load(self, request: PrefillRequest, admit: Admit) -> bool:
         """False: the PE buffer is full; tried again when a request has given its slots back."""
+        first = request.decode_blocks
         keys = chain_keys(self.root_key, request.tokens[:-1], self.config.block_tokens)
         keys = keys[: admit.max_hit_blocks]
         # A prefix longer than the whole pool is loaded as far as it fits; the rest is recomputed.
-        hit = min(self.store.lookup(keys, self.root_key), self.pool.num_slots)
-        if hit:
-            slots = self.pool.acquire(hit)
+        hit = min(self.store.lookup(keys, self.root_key), first + self.pool.num_slots)
+        if hit > first:
+            slots = self.pool.acquire(hit - first)
             if slots is None:
                 return False
             request.slots = slots
-            request.source = self.traffic.make_stream(hit)
+            request.source = self.traffic.make_stream(hit - first)
             request.load = self.traffic.load(
-                keys=keys[:hit],
-                parent=self.root_key,
+                keys=keys[first:hit],
+                parent=keys[first - 1].tobytes() if first else self.root_key,
                 slots=slots,
                 parts=self.parts,
                 into=request.source,
                 timeout_s=self.config.deadline_s,
                 trace_id=request.request_id,
             )
-        request.hit_blocks = hit
+            request.hit_blocks = hit
         return True
 
     # ------------------------------------------------------------------ forwards
@@ -231,11 +233,13 @@ class PrefillEngine(Engine):
         """
         if not request.begun or request.doomed:
             return False
-        source = request.source
-        if source is None or source.failed:
+        sources = [s for s in (request.source, request.remote) if s is not None]
+        if not sources or any(source.failed for source in sources):
             return True  # nothing to wait for, or the failure is the forward's to report
-        layers = source.num_layers
-        arrived = next((i for i in range(layers) if not source.ready(i)), layers)
+        layers = sources[0].num_layers
+        arrived = min(
+            next((i for i in range(layers) if not source.ready(i)), layers) for source in sources
+        )
         if arrived == layers:
             return True
         if arrived == 0 or not self.config.layerwise:
@@ -339,13 +343,18 @@ class PrefillEngine(Engine):
         admit = request.admit
         assert admit is not None
         most = admit.max_hit_blocks
+        unwell = False
         if request.load is not None:
             # All reads have to be through before the blocks' verdict is final.
             request.load.cancel()
             request.load.wait(self.config.deadline_s + 1.0)
-            if request.load.error is not None and request.load.error[0] != "cancelled":
+            if failed_itself(request.load):
+                assert request.load.error is not None
                 reason = request.load.error[1]
-                most = min(most, request.load.blocks)
+                unwell = is_unwell(request.load) and not request.unwell
+                request.unwell |= unwell
+                if not unwell:  # the other side can't do better
+                    most = min(most, request.decode_blocks + request.load.blocks)
         self._reset(request)
         if admit.attempt + 1 >= self.config.max_attempts:
             self._give_up(request, f"{admit.attempt + 1} attempts failed, the last with: {reason}")
@@ -358,6 +367,7 @@ class PrefillEngine(Engine):
                 attempt=admit.attempt,
                 max_hit_blocks=most,
                 reason=reason,
+                pe_unwell=unwell,
             ),
         )
 
@@ -382,9 +392,9 @@ class PrefillEngine(Engine):
             self.traffic.close_receive(request.receive_tag)
         request.admit = None
         request.begun = False
-        request.hit_blocks = request.computed = request.chunks = 0
+        request.hit_blocks = request.decode_blocks = request.computed = request.chunks = 0
         request.slots = NO_SLOTS
-        request.load = request.source = request.receive_tag = None
+        request.load = request.source = request.remote = request.receive_tag = None
         request.stall_s = request.compute_s = None
 
     def _drop(self, request: PrefillRequest) -> None:

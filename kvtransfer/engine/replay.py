@@ -35,7 +35,8 @@ class TurnRecord:
     hit_blocks: int
     expected_hit_blocks: int
     chunks: int
-    loaded_bytes: int
+    pe_bytes: int  # read from storage by either side
+    de_bytes: int
     ttft_s: float
     load_s: float
     exposed_s: float  # from the end of the load to the first token: compute it did not cover
@@ -48,6 +49,10 @@ class TurnRecord:
     failures: tuple[str, ...]
     fresh_blocks: tuple[bool, ...]
     logits: tuple[LogitsInfo, ...]
+
+    @property
+    def loaded_bytes(self) -> int:
+        return self.pe_bytes + self.de_bytes
 
     @property
     def total_compute_s(self) -> float:
@@ -68,11 +73,11 @@ class ReplayRun:
     wall_s: float = 0.0
 
     def bytes_by_path(self) -> dict[str, int]:
-        """Bytes read from storage per read path."""
-        totals = {"pe": 0, "de": 0}
-        for record in self.records:
-            totals[record.read_path] += record.loaded_bytes
-        return totals
+        """Bytes read from storage per side."""
+        return {
+            "pe": sum(record.pe_bytes for record in self.records),
+            "de": sum(record.de_bytes for record in self.records),
+        }
 
     @property
     def hit_rate(self) -> float:
@@ -206,9 +211,10 @@ def _record(session: Session, index: int, state: _Progress, result: Result) -> T
         hit_blocks=stats.hit_blocks,
         expected_hit_blocks=state.expected,
         chunks=stats.chunks,
-        loaded_bytes=stats.loaded_bytes + done.loaded_bytes,
+        pe_bytes=stats.loaded_bytes,
+        de_bytes=done.loaded_bytes,
         ttft_s=(stats.first_token_ns - result.submitted_ns) * 1e-9,
-        load_s=stats.load_s + done.load_s,
+        load_s=max(stats.load_s, done.load_s),  # of a split prefix, at the same time
         exposed_s=max(stats.first_token_ns - max(stats.load_end_ns, done.load_end_ns), 0) * 1e-9,
         decode_s=(done.finished_ns - done.decode_begin_ns) * 1e-9,
         stall_s=tuple(stats.stall_s),

@@ -51,7 +51,9 @@ class SchedulerProcess:
 
     def __init__(self, config: ClusterConfig) -> None:
         self.config = config
-        self._policy = Scheduler(Limits(config.alpha, config.beta), config.path)
+        self._policy = Scheduler(
+            Limits(config.alpha, config.beta), config.path, block_tokens=config.block_tokens
+        )
         self._pending: dict[int, _Pending] = {}
         self._epochs: dict[str, int] = {}
         self._expected = {*config.prefill_engines, *config.decode_engines}
@@ -139,6 +141,7 @@ class SchedulerProcess:
                 unfinished_tokens=message.unfinished_tokens,
                 read_queue_tokens=message.read_queue_tokens,
                 free_tokens=message.free_tokens,
+                read_tokens_per_s=message.read_tokens_per_s,
             ),
             frozenset(message.seen),
         )
@@ -170,6 +173,7 @@ class SchedulerProcess:
             prefill=assignment.prefill,
             decode=assignment.decode,
             read_path=assignment.read_path,
+            decode_tokens=assignment.decode_tokens,
         )
         for engine in pending.engines:
             send(self._socket, message, to=engine)

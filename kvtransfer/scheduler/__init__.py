@@ -1,5 +1,6 @@
 """The paper's scheduling policy (section 6): pure, deterministic, without I/O, clock or threads."""
 
+from kvtransfer.scheduler.baselines import Balance
 from kvtransfer.scheduler.batch import (
     AttentionTimeModel,
     BatchItem,
@@ -7,26 +8,39 @@ from kvtransfer.scheduler.batch import (
     attention_pairs,
     form_batch,
 )
-from kvtransfer.scheduler.decode import assign_decode, drain_global_queue
-from kvtransfer.scheduler.policy import Scheduler
-from kvtransfer.scheduler.prefill import assign_prefill
-from kvtransfer.scheduler.read_path import choose_read_path
-from kvtransfer.scheduler.types import Assignment, EngineReport, Limits, ReadPath, Request
+from kvtransfer.scheduler.decode import DecodeGroups, assign_decode
+from kvtransfer.scheduler.policy import PathPolicy, Scheduler
+from kvtransfer.scheduler.prefill import PrefillEngines
+from kvtransfer.scheduler.read_path import choose_side, split_decode_tokens
+from kvtransfer.scheduler.types import (
+    Assignment,
+    Disk,
+    EngineLoad,
+    EngineReport,
+    Limits,
+    ReadPath,
+    Request,
+)
 
 __all__ = [
     "Assignment",
     "AttentionTimeModel",
+    "Balance",
     "BatchItem",
+    "DecodeGroups",
+    "Disk",
+    "EngineLoad",
     "EngineReport",
     "Limits",
+    "PathPolicy",
+    "PrefillEngines",
     "PrefillWork",
     "ReadPath",
     "Request",
     "Scheduler",
     "assign_decode",
-    "assign_prefill",
     "attention_pairs",
-    "choose_read_path",
-    "drain_global_queue",
+    "choose_side",
     "form_batch",
+    "split_decode_tokens",
 ]

@@ -3,39 +3,88 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from kvtransfer.scheduler.types import EngineReport, Request
+from kvtransfer.scheduler.order import Order
+from kvtransfer.scheduler.types import EngineLoad, Request
 
-__all__ = ["assign_decode", "balance_bound", "drain_global_queue"]
+__all__ = ["DecodeGroup", "DecodeGroups", "assign_decode", "balance_bound"]
 
 HEADROOM = 1.05
 
 
-def drain_global_queue(
-    queue: deque[Request],
-    groups: Mapping[str, Sequence[EngineReport]],
-    private: Mapping[str, deque[Request]],
-) -> None:
-    """Phase 1: moves the whole global queue to the groups' private queues.
+class DecodeGroup:
+    """Engines that fetch together, and the requests that wait for one of them."""
 
-    Each request goes to the group with the smallest sum of tok_e, counting what already waits in
-    its private queue. Without any group the queue stays.
-    """
-    if not groups:
-        return
-    load = {
-        name: sum(e.unfinished_tokens for e in engines) + sum(r.num_tokens for r in private[name])
-        for name, engines in groups.items()
-    }
-    while queue:
-        request = queue.popleft()
-        name = min(load, key=lambda g: (load[g], g))
-        private[name].append(request)
-        load[name] += request.num_tokens
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.engines: dict[str, EngineLoad] = {}
+        self.queue: deque[Request] = deque()
+        self.queued_tokens = 0
+
+    @property
+    def load(self) -> int:
+        """Sum of tok_e, and what already waits."""
+        return sum(e.unfinished_tokens for e in self.engines.values()) + self.queued_tokens
 
 
-def balance_bound(queue: Sequence[Request], engines: Sequence[EngineReport]) -> float:
+class DecodeGroups:
+    """Phase 1: each request goes to the group with the smallest load, ties by name."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, DecodeGroup] = {}
+        self._order = Order()
+
+    def add(self, group: str, engine: EngineLoad) -> None:
+        found = self.groups.setdefault(group, DecodeGroup(group))
+        found.engines[engine.engine] = engine
+        self.changed(group)
+
+    def remove(self, group: str, engine: str) -> list[Request]:
+        """Returns the waiting requests of a group that has lost its last engine."""
+        found = self.groups[group]
+        found.engines.pop(engine, None)
+        if found.engines:
+            self.changed(group)
+            return []
+        self._order.discard(group)
+        del self.groups[group]
+        return list(found.queue)
+
+    def changed(self, group: str) -> None:
+        """The load of one of its engines is another than before."""
+        self._order.set(group, (self.groups[group].load,))
+
+    def place(self, request: Request) -> DecodeGroup | None:
+        """Queues ``request`` at a group; None without any."""
+        first = self._order.first()
+        if first is None:
+            return None
+        group = self.groups[first[1]]
+        group.queue.append(request)
+        group.queued_tokens += request.num_tokens
+        self._order.set(group.name, (first[0][0] + request.num_tokens,))
+        return group
+
+    def withdraw(self, request: Request) -> None:
+        for group in self.groups.values():
+            if request in group.queue:
+                group.queue.remove(request)
+                group.queued_tokens -= request.num_tokens
+                self.changed(group.name)
+
+    def assign(self, group: DecodeGroup) -> list[tuple[Request, EngineLoad]]:
+        """Phase 2 of one group."""
+        assigned = assign_decode(group.queue, list(group.engines.values()))
+        group.queued_tokens -= sum(request.num_tokens for request, _ in assigned)
+        if assigned:
+            self.changed(group.name)
+        return assigned
+
+
+def balance_bound(
+    queue: Sequence[Request] | deque[Request], engines: Sequence[EngineLoad]
+) -> float:
     """Z: 1.05 times the tokens each engine would hold if R and the present load were spread evenly.
 
     R is the prefix of the queue that fits the group's total free memory, were it not fragmented.
@@ -43,39 +92,38 @@ def balance_bound(queue: Sequence[Request], engines: Sequence[EngineReport]) -> 
     free = sum(e.free_tokens for e in engines)
     reachable = 0
     for request in queue:
-        if request.num_tokens + request.num_generate > free:
+        if request.peak_tokens > free:
             break
-        free -= request.num_tokens + request.num_generate
+        free -= request.peak_tokens
         reachable += request.num_tokens
     present = sum(e.unfinished_tokens for e in engines)
     return HEADROOM * (reachable + present) / len(engines)
 
 
 def assign_decode(
-    queue: deque[Request], engines: Sequence[EngineReport]
-) -> list[tuple[Request, str]]:
-    """Phase 2: assigns from the head of a group's private queue (which it consumes).
+    queue: deque[Request], engines: Sequence[EngineLoad]
+) -> list[tuple[Request, EngineLoad]]:
+    """Phase 2: assigns from the head of a group's private queue; consumes it and loads the engines.
 
     Among engines with room, those that stay within Z are preferred, there the least seq_e; if none
     stays within Z, the least tok_e. When no engine has room for the head, the fetch ends.
     """
-    if not engines:
-        return []
-    bound = balance_bound(queue, engines)
-    state = {e.engine: e for e in engines}
-    assigned: list[tuple[Request, str]] = []
-    while queue:
+    assigned: list[tuple[Request, EngineLoad]] = []
+    bound: float | None = None
+    while queue and engines:
         request = queue[0]
-        needed = request.num_tokens + request.num_generate
-        roomy = [e for e in state.values() if e.free_tokens >= needed]
+        roomy = [e for e in engines if e.free_tokens >= request.peak_tokens]
         if not roomy:
             break
-        balanced = [e for e in roomy if e.unfinished_tokens + request.num_tokens <= bound]
+        if bound is None:
+            bound = balance_bound(queue, engines)
+        within = bound - request.num_tokens
+        balanced = [e for e in roomy if e.unfinished_tokens <= within]
         if balanced:
             chosen = min(balanced, key=lambda e: (e.unfinished_requests, e.engine))
         else:
             chosen = min(roomy, key=lambda e: (e.unfinished_tokens, e.engine))
         queue.popleft()
-        state[chosen.engine] = chosen.with_request(request)
-        assigned.append((request, chosen.engine))
+        chosen.take(request)
+        assigned.append((request, chosen))
     return assigned

@@ -7,83 +7,126 @@ scheduler process and the simulator drive the same object.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from kvtransfer.errors import InvalidArgument
-from kvtransfer.scheduler.decode import assign_decode, drain_global_queue
-from kvtransfer.scheduler.prefill import assign_prefill
-from kvtransfer.scheduler.read_path import choose_read_path
-from kvtransfer.scheduler.types import Assignment, EngineReport, Limits, ReadPath, Request
+from kvtransfer.scheduler.baselines import PREFILL_POLICIES, Balance, DecodeBaseline
+from kvtransfer.scheduler.decode import DecodeGroups
+from kvtransfer.scheduler.prefill import PrefillEngines
+from kvtransfer.scheduler.read_path import choose_side, split_decode_tokens
+from kvtransfer.scheduler.types import (
+    Assignment,
+    Disk,
+    EngineLoad,
+    EngineReport,
+    Limits,
+    ReadPath,
+    Request,
+)
 
 __all__ = ["PathPolicy", "Scheduler"]
 
-PathPolicy = Literal["pe", "de", "auto"]
+PathPolicy = Literal["pe", "de", "auto", "split"]
+"""``pe`` and ``de`` read on one side only, ``auto`` on the shorter queue's, ``split`` on both."""
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class _Engine:
+    """An engine, and what it was given that is in no report of its own yet: (request, reads)."""
+
     report: EngineReport
-    # Assigned here, and in no report of the engine yet: the request and the hit tokens it will read.
+    load: EngineLoad
     unreported: dict[int, tuple[Request, int]] = field(default_factory=dict)
-    total_reads: int = 0
 
-    def seen(self) -> EngineReport:
-        """The report as it will read once everything assigned has arrived."""
-        report = self.report
-        for request, reads in self.unreported.values():
-            report = report.with_request(request)
-            report = replace(report, read_queue_tokens=report.read_queue_tokens + reads)
-        return report
+    def forget(self, request_id: int) -> None:
+        _, reads = self.unreported.pop(request_id)
+        self.load.disk.unreported_tokens -= reads
+
+    def recount(self) -> None:
+        self.load.set(self.report)
+        for request, _ in self.unreported.values():
+            self.load.take(request)
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class _Placement:
     request: Request
-    prefill: str | None = None
-    decode: str | None = None
+    serial: int
+    prefill: _Engine | None = None
+    decode: _Engine | None = None
     assigned: bool = False  # its engines have been told
 
 
 class Scheduler:
     """Not thread-safe. Every request submitted is assigned exactly once per life: after
-    :meth:`engine_lost` the requests of that engine are queued again, at the head."""
+    :meth:`engine_lost` the requests of that engine are queued again, at the head.
 
-    def __init__(self, limits: Limits, path: PathPolicy = "auto") -> None:
-        if path not in ("pe", "de", "auto"):
-            raise InvalidArgument(f"path must be pe, de or auto, got {path!r}")
+    A decision costs O(log engines) (``bench/bench_scheduler.py``); memory is that of the engines and
+    the unfinished requests. ``balance`` other than ``paper`` is for comparison only.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        path: PathPolicy = "auto",
+        *,
+        block_tokens: int = 64,
+        balance: Balance = "paper",
+    ) -> None:
+        if path not in ("pe", "de", "auto", "split"):
+            raise InvalidArgument(f"path must be pe, de, auto or split, got {path!r}")
+        if balance not in PREFILL_POLICIES:
+            raise InvalidArgument(f"balance must be of {', '.join(PREFILL_POLICIES)}: {balance!r}")
         self.limits = limits
         self.path: PathPolicy = path
-        self._prefill: dict[str, _Engine] = {}
-        self._decode: dict[str, _Engine] = {}
+        self.block_tokens = block_tokens
+        self._pe: dict[str, _Engine] = {}
+        self._de: dict[str, _Engine] = {}
+        self._disks: dict[str, Disk] = {}
+        self._pe_on_node: dict[str, list[_Engine]] = {}
+        self._crowded: set[str] = set()  # nodes whose disk queue is above alpha
+        self._prefill: PrefillEngines = PREFILL_POLICIES[balance](limits)
+        self._decode = DecodeGroups() if balance == "paper" else DecodeBaseline(balance)
         self._prefill_queue: deque[Request] = deque()
         self._decode_queue: deque[Request] = deque()
-        self._private: dict[str, deque[Request]] = {}
+        self._dirty: dict[str, None] = {}  # groups that may be able to take what waits there
         self._placements: dict[int, _Placement] = {}
+        self._complete: list[_Placement] = []
+        self._serial = 0
 
     # ------------------------------------------------------------------ what happened
 
     def add_prefill(self, report: EngineReport) -> None:
-        self._prefill[report.engine] = _Engine(report)
+        engine = self._pe[report.engine] = self._new_engine(report)
+        self._pe_on_node.setdefault(report.node, []).append(engine)
+        self._prefill.changed(engine.load)
 
     def add_decode(self, report: EngineReport) -> None:
-        self._decode[report.engine] = _Engine(report)
-        self._private.setdefault(report.group, deque())
+        engine = self._de[report.engine] = self._new_engine(report)
+        self._decode.add(report.group, engine.load)
+        self._dirty[report.group] = None
 
     def report(self, report: EngineReport, seen_requests: frozenset[int] = frozenset()) -> None:
         """Newer numbers of an engine. ``seen_requests`` are the assignments it had received when it
         counted; they are in the numbers now."""
-        engine = self._prefill.get(report.engine) or self._decode.get(report.engine)
+        engine = self._pe.get(report.engine) or self._de.get(report.engine)
         if engine is None:
             raise InvalidArgument(f"report of unknown engine {report.engine}")
         engine.report = report
         for request_id in seen_requests & engine.unreported.keys():
-            del engine.unreported[request_id]
+            engine.forget(request_id)
+        engine.recount()
+        disk = engine.load.disk
+        disk.reported_tokens = report.read_queue_tokens
+        disk.tokens_per_s = report.read_tokens_per_s or disk.tokens_per_s
+        self._engine_changed(engine)
 
     def submit(self, request: Request) -> None:
         if request.request_id in self._placements:
             raise InvalidArgument(f"request {request.request_id} was submitted before")
-        self._placements[request.request_id] = _Placement(request)
+        self._serial += 1
+        self._placements[request.request_id] = _Placement(request, self._serial)
         self._prefill_queue.append(request)
         self._decode_queue.append(request)
 
@@ -91,20 +134,24 @@ class Scheduler:
         """The request is over, served or given up; wherever it waits it is forgotten."""
         placement = self._placements.pop(request_id, None)
         if placement is not None:
-            self._unqueue(placement.request)
-        for engine in (*self._prefill.values(), *self._decode.values()):
-            engine.unreported.pop(request_id, None)
+            self._withdraw(placement)
 
     def engine_lost(self, name: str) -> list[Request]:
         """Forgets an engine. Its unfinished requests are queued again and returned."""
-        self._prefill.pop(name, None)
-        lost = self._decode.pop(name, None)
-        hit = [p for p in self._placements.values() if name in (p.prefill, p.decode)]
+        engine = self._pe.pop(name, None) or self._de.pop(name, None)
+        if engine is None:
+            return []
+        orphans: list[Request] = []
+        self._prefill.remove(name)
+        on_node = self._pe_on_node.get(engine.report.node, [])
+        if engine in on_node:
+            on_node.remove(engine)
+        else:
+            orphans = self._decode.remove(engine.report.group, name)
+        hit = [p for p in self._placements.values() if engine in (p.prefill, p.decode)]
         for placement in reversed(hit):
             self._requeue(placement)
-        if lost and not any(e.report.group == lost.report.group for e in self._decode.values()):
-            orphans = self._private.pop(lost.report.group)
-            self._decode_queue.extendleft(reversed(orphans))
+        self._decode_queue.extendleft(reversed(orphans))
         return [p.request for p in hit]
 
     def requeue(self, request_id: int) -> None:
@@ -117,26 +164,31 @@ class Scheduler:
 
     def fetch(self) -> list[Assignment]:
         """Everything that can be assigned now, in order of submission."""
-        for request, name in assign_prefill(
-            self._prefill_queue, [e.seen() for e in self._prefill.values()], self.limits
-        ):
-            self._placements[request.request_id].prefill = name
-            self._prefill[name].unreported[request.request_id] = (request, 0)
-        groups: dict[str, list[EngineReport]] = {}
-        for engine in self._decode.values():
-            groups.setdefault(engine.report.group, []).append(engine.seen())
-        drain_global_queue(self._decode_queue, groups, self._private)
-        for group, engines in groups.items():
-            for request, name in assign_decode(self._private[group], engines):
-                self._placements[request.request_id].decode = name
-                self._decode[name].unreported[request.request_id] = (request, 0)
-        complete = [p for p in self._placements.values() if p.prefill and p.decode]
-        return [self._assign(p) for p in complete if not p.assigned]
+        while self._prefill_queue:
+            load = self._prefill.assign(self._prefill_queue[0])
+            if load is None:
+                break
+            self._placed(self._prefill_queue.popleft(), prefill=self._pe[load.engine])
+        while self._decode_queue:
+            group = self._decode.place(self._decode_queue[0])
+            if group is None:
+                break
+            self._decode_queue.popleft()
+            self._dirty[group.name] = None
+        dirty, self._dirty = self._dirty, {}
+        for name in dirty:
+            waiting = self._decode.groups.get(name)
+            if waiting is not None and waiting.queue:
+                for request, load in self._decode.assign(waiting):
+                    self._placed(request, decode=self._de[load.engine])
+        complete, self._complete = self._complete, []
+        complete.sort(key=lambda placement: placement.serial)
+        return [self._assign(placement) for placement in complete]
 
     @property
     def engines(self) -> tuple[list[str], list[str]]:
         """Names of the prefill and the decode engines."""
-        return list(self._prefill), list(self._decode)
+        return list(self._pe), list(self._de)
 
     @property
     def waiting(self) -> int:
@@ -145,39 +197,99 @@ class Scheduler:
 
     # ------------------------------------------------------------------ inside
 
-    def _unqueue(self, request: Request) -> None:
-        for queue in (self._prefill_queue, self._decode_queue, *self._private.values()):
-            if request in queue:
-                queue.remove(request)
+    def _new_engine(self, report: EngineReport) -> _Engine:
+        disk = self._disks.setdefault(report.node, Disk())
+        disk.reported_tokens = report.read_queue_tokens
+        self._disk_changed(report.node, disk)
+        engine = _Engine(report, EngineLoad(report.engine, disk=disk))
+        engine.recount()
+        return engine
 
-    def _requeue(self, placement: _Placement) -> None:
+    def _engine_changed(self, engine: _Engine) -> None:
+        name, report = engine.load.engine, engine.report
+        if name in self._pe:
+            self._prefill.changed(engine.load)
+        elif name in self._de:
+            self._decode.changed(report.group)
+            self._dirty[report.group] = None
+        self._disk_changed(report.node, engine.load.disk)
+
+    def _disk_changed(self, node: str, disk: Disk) -> None:
+        """Its queue got longer or shorter; the node's engines care when it passes alpha."""
+        crowded = disk.queue_tokens > self.limits.alpha
+        if crowded == (node in self._crowded):
+            return
+        (self._crowded.add if crowded else self._crowded.discard)(node)
+        for engine in self._pe_on_node.get(node, ()):
+            self._prefill.changed(engine.load)
+
+    def _placed(
+        self, request: Request, prefill: _Engine | None = None, decode: _Engine | None = None
+    ) -> None:
+        placement = self._placements[request.request_id]
+        placement.prefill = prefill or placement.prefill
+        placement.decode = decode or placement.decode
+        for engine in (prefill, decode):
+            if engine is not None:
+                engine.unreported[request.request_id] = (request, 0)
+        if placement.prefill is not None and placement.decode is not None:
+            self._complete.append(placement)
+
+    def _withdraw(self, placement: _Placement) -> None:
+        """Takes a request out of every queue and account."""
         request = placement.request
-        self._unqueue(request)
-        for engine in (*self._prefill.values(), *self._decode.values()):
-            engine.unreported.pop(request.request_id, None)
+        if placement.prefill is None and request in self._prefill_queue:
+            self._prefill_queue.remove(request)
+        if placement.decode is None:
+            if request in self._decode_queue:
+                self._decode_queue.remove(request)
+            else:
+                self._decode.withdraw(request)
+        if not placement.assigned and placement in self._complete:
+            self._complete.remove(placement)
+        for engine in (placement.prefill, placement.decode):
+            if engine is not None and request.request_id in engine.unreported:
+                engine.forget(request.request_id)
+                engine.recount()
+                self._engine_changed(engine)
         placement.prefill = placement.decode = None
         placement.assigned = False
-        self._prefill_queue.appendleft(request)
-        self._decode_queue.appendleft(request)
+
+    def _requeue(self, placement: _Placement) -> None:
+        self._withdraw(placement)
+        self._prefill_queue.appendleft(placement.request)
+        self._decode_queue.appendleft(placement.request)
 
     def _assign(self, placement: _Placement) -> Assignment:
-        assert placement.prefill is not None
-        assert placement.decode is not None
-        prefill, decode = self._prefill[placement.prefill], self._decode[placement.decode]
-        path: ReadPath
-        if self.path == "auto":
-            path = choose_read_path(
-                prefill.seen().read_queue_tokens,
-                decode.seen().read_queue_tokens,
-                prefill.total_reads,
-                decode.total_reads,
-            )
-        else:
-            path = self.path
+        request, prefill, decode = placement.request, placement.prefill, placement.decode
+        assert prefill is not None
+        assert decode is not None
         placement.assigned = True
-        reader = prefill if path == "pe" else decode
-        request = placement.request
-        if request.request_id in reader.unreported:
-            reader.unreported[request.request_id] = (request, request.cached_tokens)
-        reader.total_reads += request.cached_tokens
-        return Assignment(request, placement.prefill, placement.decode, path)
+        hit = request.cached_tokens
+        on_decode = self._decode_reads(hit, prefill.load.disk, decode.load.disk)
+        for engine, reads in ((prefill, hit - on_decode), (decode, on_decode)):
+            if reads:
+                self._add_reads(engine, request, reads)
+        path: ReadPath = "split"
+        if self.path in ("pe", "de"):
+            path = "pe" if self.path == "pe" else "de"
+        elif on_decode in (0, hit):
+            path = "pe" if on_decode == 0 and (hit or self._side(prefill, decode) == "pe") else "de"
+        return Assignment(request, prefill.load.engine, decode.load.engine, path, on_decode)
+
+    def _side(self, prefill: _Engine, decode: _Engine) -> ReadPath:
+        return choose_side(prefill.load.disk, decode.load.disk)
+
+    def _decode_reads(self, hit: int, prefill: Disk, decode: Disk) -> int:
+        if self.path == "split":
+            return split_decode_tokens(hit, self.block_tokens, prefill, decode)
+        side = choose_side(prefill, decode) if self.path == "auto" else self.path
+        return 0 if side == "pe" else hit
+
+    def _add_reads(self, engine: _Engine, request: Request, reads: int) -> None:
+        disk = engine.load.disk
+        disk.total_tokens += reads
+        if request.request_id in engine.unreported:
+            engine.unreported[request.request_id] = (request, reads)
+            disk.unreported_tokens += reads
+            self._disk_changed(engine.report.node, disk)

@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from kvtransfer.scheduler.order import Order
+from kvtransfer.scheduler.types import EngineLoad, Limits, Request
 
-from kvtransfer.scheduler.types import EngineReport, Limits, Request
+__all__ = ["PrefillEngines"]
 
-__all__ = ["assign_prefill", "pick_prefill"]
+OVERLOADED = 2  # C1
 
 
-def pick_prefill(engines: Sequence[EngineReport], limits: Limits) -> EngineReport | None:
-    """The engine for the head request, or None when every engine is overloaded.
+class PrefillEngines:
+    """Who takes the request at the head of the queue.
 
-    C1 (tok_e > beta) never takes work. C2 (short disk queue) goes before C3 (long disk queue);
-    inside a category the least tok_e wins, ties by name.
+    C1 (tok_e > beta) never takes work. C2 (short disk queue) goes before C3 (long disk queue); inside
+    a category the least tok_e wins, ties by name. The categories are re-evaluated after each
+    assignment, or tok_e could run past beta by more than one request.
     """
-    open_engines = [e for e in engines if e.unfinished_tokens <= limits.beta]
-    short = [e for e in open_engines if e.read_queue_tokens <= limits.alpha]
-    candidates = short or open_engines
-    return min(candidates, key=lambda e: (e.unfinished_tokens, e.engine), default=None)
 
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._engines: dict[str, EngineLoad] = {}
+        self._order = Order()
 
-def assign_prefill(
-    queue: deque[Request], engines: Sequence[EngineReport], limits: Limits
-) -> list[tuple[Request, str]]:
-    """Assigns from the head of ``queue`` (which it consumes) until every engine is in C1.
+    def category(self, engine: EngineLoad) -> int:
+        if engine.unfinished_tokens > self._limits.beta:
+            return OVERLOADED
+        return int(engine.disk.queue_tokens > self._limits.alpha)
 
-    The categories are re-evaluated after each assignment, or tok_e could run past beta by more
-    than one request.
-    """
-    state = {e.engine: e for e in engines}
-    assigned: list[tuple[Request, str]] = []
-    while queue:
-        chosen = pick_prefill(list(state.values()), limits)
-        if chosen is None:
-            break
-        request = queue.popleft()
-        state[chosen.engine] = chosen.with_request(request)
-        assigned.append((request, chosen.engine))
-    return assigned
+    def changed(self, engine: EngineLoad) -> None:
+        """It is new, or its load or its disk's queue is another than before."""
+        self._engines[engine.engine] = engine
+        self._order.set(engine.engine, (self.category(engine), engine.unfinished_tokens))
+
+    def remove(self, name: str) -> None:
+        self._engines.pop(name, None)
+        self._order.discard(name)
+
+    def assign(self, request: Request) -> EngineLoad | None:
+        """Gives ``request`` to an engine; None when all are overloaded."""
+        first = self._order.first()
+        if first is None or first[0][0] == OVERLOADED:
+            return None
+        engine = self._engines[first[1]]
+        engine.take(request)
+        self.changed(engine)
+        return engine

@@ -1,24 +1,30 @@
-"""What the scheduler is told and what it answers."""
+"""What the scheduler is told, what it believes and what it answers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Assignment", "EngineReport", "Limits", "ReadPath", "Request"]
+__all__ = ["Assignment", "Disk", "EngineLoad", "EngineReport", "Limits", "ReadPath", "Request"]
 
-ReadPath = Literal["pe", "de"]
+ReadPath = Literal["pe", "de", "split"]
 
 
 @dataclass(frozen=True)
 class Request:
     """One turn. ``num_tokens`` is the whole context, ``cached_tokens`` the part expected in the
-    store, ``num_generate`` what decode will add."""
+    store, ``num_generate`` what decode will add; ``session`` is the agent it belongs to."""
 
     request_id: int
     num_tokens: int
     cached_tokens: int = 0
     num_generate: int = 0
+    session: int = 0
+
+    @property
+    def peak_tokens(self) -> int:
+        """Of device memory when the last token has been generated."""
+        return self.num_tokens + self.num_generate
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,7 @@ class EngineReport:
     """An engine's state as of its last message: seq_e, tok_e, and read_q of its node (paper 6.1).
 
     ``free_tokens`` is a decode engine's free HBM in tokens; prefill engines leave it 0.
+    ``read_tokens_per_s`` is what its node's storage was measured to read, 0 before it was.
     """
 
     engine: str
@@ -35,15 +42,51 @@ class EngineReport:
     unfinished_tokens: int = 0
     read_queue_tokens: int = 0
     free_tokens: int = 0
+    read_tokens_per_s: float = 0.0
 
-    def with_request(self, request: Request) -> EngineReport:
-        """The report as it will read once the engine has taken ``request``."""
-        return replace(
-            self,
-            unfinished_requests=self.unfinished_requests + 1,
-            unfinished_tokens=self.unfinished_tokens + request.num_tokens,
-            free_tokens=self.free_tokens - request.num_tokens - request.num_generate,
-        )
+
+@dataclass(slots=True)
+class Disk:
+    """A node's storage: what is queued on it as reported, and what was assigned since."""
+
+    reported_tokens: int = 0
+    unreported_tokens: int = 0
+    total_tokens: int = 0  # ever assigned
+    tokens_per_s: float = 0.0
+
+    @property
+    def queue_tokens(self) -> int:
+        return self.reported_tokens + self.unreported_tokens
+
+
+@dataclass(slots=True)
+class EngineLoad:
+    """An engine as the scheduler believes it to be: its last report and what it was given since."""
+
+    engine: str
+    unfinished_requests: int = 0
+    unfinished_tokens: int = 0
+    free_tokens: int = 0
+    disk: Disk = field(default_factory=Disk)
+    picked: int = 0  # serial number of its last assignment
+
+    def take(self, request: Request) -> None:
+        self.unfinished_requests += 1
+        self.unfinished_tokens += request.num_tokens
+        self.free_tokens -= request.peak_tokens
+
+    def set(self, report: EngineReport) -> None:
+        self.unfinished_requests = report.unfinished_requests
+        self.unfinished_tokens = report.unfinished_tokens
+        self.free_tokens = report.free_tokens
+
+    @classmethod
+    def of(cls, report: EngineReport) -> EngineLoad:
+        """With a disk of its own."""
+        disk = Disk(report.read_queue_tokens, tokens_per_s=report.read_tokens_per_s)
+        load = cls(report.engine, disk=disk)
+        load.set(report)
+        return load
 
 
 @dataclass(frozen=True)
@@ -57,9 +100,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A request's engines and the side that reads its hit tokens."""
+    """A request's engines and who reads its hit tokens: of a split one the DE the first
+    ``decode_tokens``, the PE the others."""
 
     request: Request
     prefill: str
     decode: str
     read_path: ReadPath
+    decode_tokens: int = 0

@@ -40,10 +40,10 @@ class KillAfter:
             os.kill(self.cluster.pids[self.role], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("role", ["pe0", "de1"])
-def test_a_dead_engine_s_requests_run_elsewhere(tmp_path: Path, role: str) -> None:
+@pytest.mark.parametrize(("role", "path"), [("pe0", "auto"), ("de1", "auto"), ("de0", "split")])
+def test_a_dead_engine_s_requests_run_elsewhere(tmp_path: Path, role: str, path: str) -> None:
     config = make_config(
-        tmp_path, num_prefill=2, num_decode=2, storage_read_cap=8_000_000, path="auto"
+        tmp_path, num_prefill=2, num_decode=2, storage_read_cap=8_000_000, path=path
     )
     killer = KillAfter(role, 4)
     run, report = serve_and_verify(
@@ -92,7 +92,7 @@ def swap(path: Path) -> None:
     shutil.copyfile(other, path)
 
 
-@pytest.mark.parametrize("path", ["pe", "de"])
+@pytest.mark.parametrize("path", ["pe", "de", "split"])
 @pytest.mark.parametrize("damage", [flip, truncate, swap, Path.unlink], ids=lambda f: f.__name__)
 def test_damaged_blocks_cost_a_recompute_and_nothing_else(
     tmp_path: Path, path: str, damage: Callable[[Path], None]

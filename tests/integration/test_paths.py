@@ -70,6 +70,48 @@ def test_de_path_never_lands_a_hit_byte_in_pe_host_memory(tmp_path: Path) -> Non
     assert traffic(run, "pe0", "network_write") == new_bytes(run, with_hits=False)
 
 
+def test_a_split_prefix_is_read_half_by_each_side_and_each_byte_once(tmp_path: Path) -> None:
+    run, report = serve_and_verify(make_config(tmp_path, path="split"), make_sessions())
+    check(run, report)
+    sides = {"pe": traffic(run, "pe0", "storage_read"), "de": traffic(run, "de0", "storage_read")}
+    assert sides == run.bytes_by_path()
+    assert sum(sides.values()) == hit_bytes(run)
+    split = [r for r in run.records if r.read_path == "split"]
+    assert split
+    assert all(r.pe_bytes > 0 and r.de_bytes > 0 for r in split)
+    assert traffic(run, "pe0", "device_copy") == sides["pe"]
+    assert traffic(run, "pe0", "network_read") == sides["de"]
+    pushed = new_bytes(run, with_hits=False) + sides["pe"]
+    assert traffic(run, "pe0", "network_write") == pushed, "the DE has its own part already"
+
+
+def test_a_split_follows_what_the_sides_were_measured_to_read(tmp_path: Path) -> None:
+    config = make_config(
+        tmp_path, path="split", storage_read_caps={"pe0": 8_000_000, "de0": 2_000_000}
+    )
+    run, report = serve_and_verify(config, make_sessions(count=1, turns=8, scale=8))
+    check(run, report)
+    late = [r for r in run.records if r.turn >= 4]
+    share = sum(r.de_bytes for r in late) / sum(r.loaded_bytes for r in late)
+    assert 0.08 < share < 0.35, "a fifth would be even"
+
+
+def test_a_side_that_does_not_answer_in_time_is_replaced_by_the_other(tmp_path: Path) -> None:
+    for slow, path in (("de0", "split"), ("pe0", "split"), ("pe0", "pe"), ("de0", "de")):
+        config = make_config(
+            tmp_path / f"{slow}-{path}", path=path, storage_read_caps={slow: 2_000}, deadline_s=2.0
+        )
+        run, report = serve_and_verify(config, make_sessions(count=1, turns=2))
+        assert report.differences == []
+        assert report.rows_different == []
+        assert report.wrong_hits == [], "the other side restored the whole prefix"
+        last = run.records[-1]
+        assert last.attempts == 2
+        assert last.failures
+        assert (last.pe_bytes > 0) == (slow == "de0")
+        assert (last.de_bytes > 0) == (slow == "pe0")
+
+
 def test_auto_uses_both_sides_with_two_engines_of_each(tmp_path: Path) -> None:
     config = make_config(tmp_path, path="auto", num_prefill=2, num_decode=2)
     run, report = serve_and_verify(config, make_sessions(count=3))
@@ -79,7 +121,7 @@ def test_auto_uses_both_sides_with_two_engines_of_each(tmp_path: Path) -> None:
     assert {r.decode for r in run.records} == {"de0", "de1"}
 
 
-@pytest.mark.parametrize("path", ["pe", "de"])
+@pytest.mark.parametrize("path", ["pe", "de", "split"])
 def test_chunked_prefill_gives_the_same_tokens(tmp_path: Path, path: str) -> None:
     """A quota of a few dozen tokens cuts every prompt; later chunks read from the DE buffer."""
     config = make_config(tmp_path, path=path, quota_s=0.01, time_per_token_s=1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,19 +12,25 @@ from hypothesis import strategies as st
 from kvtransfer.errors import InvalidArgument
 from kvtransfer.scheduler import (
     AttentionTimeModel,
+    Balance,
+    DecodeGroups,
+    Disk,
+    EngineLoad,
     EngineReport,
     Limits,
+    PrefillEngines,
     PrefillWork,
     Request,
     Scheduler,
     assign_decode,
-    assign_prefill,
     attention_pairs,
-    choose_read_path,
-    drain_global_queue,
+    choose_side,
     form_batch,
+    split_decode_tokens,
 )
 from kvtransfer.scheduler.decode import balance_bound
+from kvtransfer.scheduler.order import Order
+from kvtransfer.scheduler.read_path import finish_s
 
 sizes = st.integers(1, 5000)
 requests_of = st.lists(sizes, max_size=30).map(
@@ -33,15 +40,28 @@ requests_of = st.lists(sizes, max_size=30).map(
 
 def reports(
     kind: str, count: int, tokens: list[int], reads: list[int], free: list[int]
-) -> list[EngineReport]:
+) -> list[EngineLoad]:
     return [
-        EngineReport(f"{kind}{i}", kind, f"n{i}", i, tokens[i], reads[i], free[i])
+        EngineLoad.of(EngineReport(f"{kind}{i}", kind, f"n{i}", i, tokens[i], reads[i], free[i]))
         for i in range(count)
     ]
 
 
+def assign_prefill(
+    queue: deque[Request], state: list[EngineLoad], limits: Limits
+) -> list[tuple[Request, str]]:
+    """As a fetch does it: from the head until every engine is overloaded."""
+    engines = PrefillEngines(limits)
+    for engine in state:
+        engines.changed(replace(engine))
+    assigned = []
+    while queue and (chosen := engines.assign(queue[0])) is not None:
+        assigned.append((queue.popleft(), chosen.engine))
+    return assigned
+
+
 @st.composite
-def engines(draw: st.DrawFn, kind: str = "pe") -> list[EngineReport]:
+def engines(draw: st.DrawFn, kind: str = "pe") -> list[EngineLoad]:
     count = draw(st.integers(1, 6))
     numbers = st.lists(st.integers(0, 20_000), min_size=count, max_size=count)
     return reports(kind, count, draw(numbers), draw(numbers), draw(numbers))
@@ -52,7 +72,7 @@ def engines(draw: st.DrawFn, kind: str = "pe") -> list[EngineReport]:
 
 @given(requests_of, engines(), st.integers(0, 10_000), st.integers(0, 10_000))
 def test_prefill_is_fifo_and_never_feeds_an_engine_above_beta(
-    requests: list[Request], state: list[EngineReport], alpha: int, beta: int
+    requests: list[Request], state: list[EngineLoad], alpha: int, beta: int
 ) -> None:
     queue = deque(requests)
     assigned = assign_prefill(queue, state, Limits(alpha, beta))
@@ -67,27 +87,27 @@ def test_prefill_is_fifo_and_never_feeds_an_engine_above_beta(
 
 @given(requests_of, engines(), st.integers(0, 10_000), st.integers(0, 30_000))
 def test_prefill_prefers_short_disk_queues_and_then_few_tokens(
-    requests: list[Request], state: list[EngineReport], alpha: int, beta: int
+    requests: list[Request], state: list[EngineLoad], alpha: int, beta: int
 ) -> None:
     assigned = assign_prefill(deque(requests), state, Limits(alpha, beta))
-    now = {e.engine: e for e in state}
+    now = {e.engine: replace(e) for e in state}
     for request, name in assigned:
         chosen = now[name]
         for other in now.values():
             if other.unfinished_tokens > beta:
                 continue
-            if chosen.read_queue_tokens > alpha:
-                assert other.read_queue_tokens > alpha
-            if (other.read_queue_tokens > alpha) == (chosen.read_queue_tokens > alpha):
+            if chosen.disk.queue_tokens > alpha:
+                assert other.disk.queue_tokens > alpha
+            if (other.disk.queue_tokens > alpha) == (chosen.disk.queue_tokens > alpha):
                 assert chosen.unfinished_tokens <= other.unfinished_tokens
-        now[name] = chosen.with_request(request)
+        chosen.take(request)
 
 
 def test_the_paper_s_three_categories() -> None:
     limits = Limits(alpha=100, beta=1000)
-    overloaded = EngineReport("c1", "g", "n", unfinished_tokens=1001)
-    short = EngineReport("c2", "g", "n", unfinished_tokens=900, read_queue_tokens=100)
-    long = EngineReport("c3", "g", "n", unfinished_tokens=0, read_queue_tokens=101)
+    overloaded = EngineLoad("c1", unfinished_tokens=1001)
+    short = EngineLoad("c2", unfinished_tokens=900, disk=Disk(100))
+    long = EngineLoad("c3", unfinished_tokens=0, disk=Disk(101))
     queue = deque([Request(1, 200), Request(2, 200)])
     assert [n for _, n in assign_prefill(queue, [overloaded, short, long], limits)] == ["c2", "c3"]
 
@@ -97,15 +117,15 @@ def test_the_paper_s_three_categories() -> None:
 
 @given(requests_of, engines("de"))
 def test_decode_respects_memory_order_and_z(
-    requests: list[Request], state: list[EngineReport]
+    requests: list[Request], state: list[EngineLoad]
 ) -> None:
     queue = deque(requests)
     bound = balance_bound(requests, state)
+    now = {e.engine: replace(e) for e in state}
     assigned = assign_decode(queue, state)
     assert [r for r, _ in assigned] + list(queue) == requests
-    now = {e.engine: e for e in state}
-    for request, name in assigned:
-        chosen = now[name]
+    for request, engine in assigned:
+        chosen = now[engine.engine]
         assert chosen.free_tokens >= request.num_tokens
         roomy = [e for e in now.values() if e.free_tokens >= request.num_tokens]
         balanced = [e for e in roomy if e.unfinished_tokens + request.num_tokens <= bound]
@@ -114,7 +134,8 @@ def test_decode_respects_memory_order_and_z(
             assert chosen.unfinished_requests == min(e.unfinished_requests for e in balanced)
         else:
             assert chosen.unfinished_tokens == min(e.unfinished_tokens for e in roomy)
-        now[name] = chosen.with_request(request)
+        chosen.take(request)
+    assert now == {e.engine: e for e in state}
     if queue:
         assert all(e.free_tokens < queue[0].num_tokens for e in now.values())
 
@@ -126,34 +147,86 @@ def test_z_counts_the_prefix_that_fits_unfragmented_memory() -> None:
 
 
 @given(requests_of, st.integers(1, 4))
-def test_the_global_queue_is_drained_to_the_least_loaded_group(
+def test_each_request_goes_to_the_least_loaded_group(
     requests: list[Request], num_groups: int
 ) -> None:
-    groups = {f"g{i}": reports(f"g{i}", 1, [i * 1000], [0], [0]) for i in range(num_groups)}
-    private = {name: deque[Request]() for name in groups}
-    queue = deque(requests)
-    drain_global_queue(queue, groups, private)
-    assert not queue
-    placed = [r for waiting in private.values() for r in waiting]
-    assert sorted(placed, key=lambda r: r.request_id) == requests
-    if requests:
-        assert requests[0] in private["g0"]
+    groups = DecodeGroups()
+    load = {f"g{i}": i * 1000 for i in range(num_groups)}
+    for name, tokens in load.items():
+        groups.add(name, EngineLoad(f"{name}-de", unfinished_tokens=tokens))
+    for request in requests:
+        placed = groups.place(request)
+        assert placed is not None
+        assert load[placed.name] == min(load.values())
+        load[placed.name] += request.num_tokens
+        assert placed.load == load[placed.name]
+        groups.withdraw(request)
+        assert groups.place(request) is placed, "withdrawing gives its load back"
 
 
-def test_without_a_group_the_global_queue_stays() -> None:
-    queue = deque([Request(1, 10)])
-    drain_global_queue(queue, {}, {})
-    assert len(queue) == 1
+def test_without_a_group_nothing_is_placed() -> None:
+    assert DecodeGroups().place(Request(1, 10)) is None
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(-5, 5)), max_size=400),
+)
+def test_the_order_is_that_of_the_keys_now(changes: list[tuple[str, int]]) -> None:
+    order = Order()
+    keys: dict[str, int] = {}
+    for name, key in changes:
+        if key == -5:
+            keys.pop(name, None)
+            order.discard(name)
+        else:
+            keys[name] = key
+            order.set(name, (key,))
+        first = min(((k, n) for n, k in keys.items()), default=None)
+        assert order.first() == (first and ((first[0],), first[1]))
+        assert len(order) == len(keys)
 
 
 # ---------------------------------------------------------------------------------- read path
 
 
 def test_the_shorter_disk_queue_reads_and_ties_go_to_the_side_that_read_less() -> None:
-    assert choose_read_path(5, 6) == "pe"
-    assert choose_read_path(6, 5) == "de"
-    assert choose_read_path(5, 5, 100, 50) == "de"
-    assert choose_read_path(5, 5, 50, 50) == "pe"
+    assert choose_side(Disk(5), Disk(6)) == "pe"
+    assert choose_side(Disk(6), Disk(2, 3)) == "de"
+    assert choose_side(Disk(5, 0, 100), Disk(5, 0, 50)) == "de"
+    assert choose_side(Disk(5, 0, 50), Disk(5, 0, 50)) == "pe"
+
+
+disks = st.builds(
+    Disk,
+    st.integers(0, 100_000),
+    st.integers(0, 1000),
+    st.integers(0, 10),
+    st.one_of(st.just(0.0), st.floats(10, 1e6)),
+)
+
+
+@given(st.integers(0, 100_000), st.integers(1, 512), disks, disks)
+def test_a_split_is_never_predicted_to_be_later_than_the_better_side_and_is_the_best_one(
+    hit: int, block: int, prefill: Disk, decode: Disk
+) -> None:
+    hit = hit // block * block
+    tokens = split_decode_tokens(hit, block, prefill, decode)
+    assert 0 <= tokens <= hit
+    assert tokens % block == 0
+    chosen = finish_s(hit, tokens, prefill, decode)
+    steps = range(0, hit + 1, max(hit // block // 50, 1) * block)
+    assert chosen <= min(finish_s(hit, other, prefill, decode) for other in steps) * (1 + 1e-12)
+
+
+def test_equal_idle_sides_halve_and_a_fast_side_takes_its_share() -> None:
+    assert split_decode_tokens(6400, 64, Disk(), Disk()) == 3200
+    fast, slow = Disk(tokens_per_s=3000), Disk(tokens_per_s=1000)
+    assert split_decode_tokens(6400, 64, fast, slow) == 1600
+    assert split_decode_tokens(6400, 64, slow, fast) == 4800
+    assert split_decode_tokens(6400, 64, Disk(100_000), Disk()) == 6400
+    assert split_decode_tokens(6400, 64, Disk(), Disk(100_000)) == 0
+    assert split_decode_tokens(64, 64, Disk(), Disk()) == 0, "one block can't be shared"
+    assert split_decode_tokens(0, 64, Disk(), Disk()) == 0
 
 
 # ---------------------------------------------------------------------------------- batches
@@ -217,8 +290,10 @@ def test_a_fit_has_no_negative_coefficient_and_needs_three_samples() -> None:
 # ---------------------------------------------------------------------------------- the whole
 
 
-def cluster(path: str = "auto", prefill: int = 2, decode: int = 2) -> Scheduler:
-    scheduler = Scheduler(Limits(10_000, 10_000), path)  # type: ignore[arg-type]
+def cluster(
+    path: str = "auto", prefill: int = 2, decode: int = 2, balance: Balance = "paper"
+) -> Scheduler:
+    scheduler = Scheduler(Limits(10_000, 10_000), path, balance=balance)  # type: ignore[arg-type]
     for i in range(prefill):
         scheduler.add_prefill(EngineReport(f"pe{i}", "prefill", f"p{i}"))
     for i in range(decode):
@@ -238,10 +313,16 @@ steps = st.lists(
 )
 
 
-@given(steps)
-def test_no_request_is_lost_doubled_or_given_to_the_dead(script: list[tuple[str, int]]) -> None:
+@given(
+    steps,
+    st.sampled_from(["auto", "split", "pe"]),
+    st.sampled_from(["paper", "round_robin", "least_tokens", "affinity"]),
+)
+def test_no_request_is_lost_doubled_or_given_to_the_dead(
+    script: list[tuple[str, int]], path: str, balance: Balance
+) -> None:
     def run() -> list[object]:
-        scheduler = cluster()
+        scheduler = cluster(path, balance=balance)
         alive = {"pe0", "pe1", "de0", "de1"}
         running: dict[int, tuple[str, str]] = {}
         waiting: set[int] = set()
@@ -318,6 +399,66 @@ def test_a_report_that_has_not_seen_an_assignment_does_not_hide_its_reads() -> N
     scheduler.report(EngineReport("pe0", "prefill", "p0"))  # sent before the assignment arrived
     scheduler.submit(Request(2, 1000, 100))
     assert scheduler.fetch()[0].read_path == "de"
+
+
+def test_a_split_is_read_by_both_and_follows_the_measured_rates() -> None:
+    scheduler = cluster("split", 1, 1)
+    scheduler.submit(Request(1, 1300, 1280))
+    (first,) = scheduler.fetch()
+    assert (first.read_path, first.decode_tokens) == ("split", 640)
+    scheduler.report(EngineReport("pe0", "prefill", "p0", read_tokens_per_s=300.0), frozenset({1}))
+    scheduler.report(
+        EngineReport("de0", "decode", "d0", free_tokens=10_000, read_tokens_per_s=100.0),
+        frozenset({1}),
+    )
+    scheduler.submit(Request(2, 1300, 1280))
+    (second,) = scheduler.fetch()
+    assert (second.read_path, second.decode_tokens) == ("split", 320)
+    scheduler.submit(Request(3, 100, 0))
+    assert scheduler.fetch()[0].read_path in ("pe", "de")
+
+
+@given(st.lists(st.tuples(st.integers(1, 3000), st.booleans()), max_size=40))
+def test_what_is_believed_is_the_report_and_what_came_after_it(
+    script: list[tuple[int, bool]],
+) -> None:
+    scheduler = cluster("auto", 1, 1)
+    given_since: list[Request] = []
+    for number, (tokens, reported) in enumerate(script):
+        scheduler.submit(Request(number, tokens, tokens // 2))
+        given_since += [a.request for a in scheduler.fetch()]
+        if reported:
+            seen = frozenset(r.request_id for r in given_since)
+            scheduler.report(EngineReport("pe0", "prefill", "p0"), seen)
+            given_since = []
+        believed = scheduler._pe["pe0"].load
+        waiting = list(scheduler._pe["pe0"].unreported.values())
+        assert believed.unfinished_requests == len(waiting)
+        assert believed.unfinished_tokens == sum(r.num_tokens for r, _ in waiting)
+        assert believed.disk.unreported_tokens == sum(reads for _, reads in waiting)
+
+
+@pytest.mark.parametrize("balance", ["round_robin", "least_tokens", "affinity"])
+def test_baselines_do_what_their_names_say(balance: Balance) -> None:
+    scheduler = cluster("pe", 3, 3, balance)
+    for i in range(9):
+        scheduler.submit(Request(i, 100 * (i + 1), session=i % 2))
+    assigned = scheduler.fetch()
+    prefill = [a.prefill for a in assigned]
+    decode = [a.decode for a in assigned]
+    if balance == "round_robin":
+        assert prefill == ["pe0", "pe1", "pe2"] * 3
+        assert decode == ["de0", "de1", "de2"] * 3
+    elif balance == "affinity":
+        assert prefill == ["pe0", "pe1"] * 4 + ["pe0"]
+        assert decode == ["de0", "de1"] * 4 + ["de0"]
+    else:
+        loads = dict.fromkeys(["pe0", "pe1", "pe2"], 0)
+        for assignment in assigned:
+            assert loads[assignment.prefill] == min(loads.values())
+            loads[assignment.prefill] += assignment.request.num_tokens
+    with pytest.raises(InvalidArgument, match="balance"):
+        cluster("pe", balance="guess")  # type: ignore[arg-type]
 
 
 def test_submitting_twice_and_unknown_engines_are_errors() -> None:
