@@ -21,7 +21,7 @@ class ModelCost:
     ``flops_per_token``: per new token, whatever its context. ``flops_per_pair``: per new token and
     token of context. ``flops_per_selected``: the same for at most ``selected_tokens`` of the context
     (sparse top-k, sliding windows). ``kv_bytes_per_token``: in the store. ``weight_bytes``: read once
-    per decode step. ``layers``: how finely a prefill can be overlapped with its loading.
+    per decode step. ``index_bytes_per_token``: what a sparse model's indexer reads of its context. ``layers``: how finely a prefill can be overlapped with its loading.
     """
 
     name: str
@@ -32,7 +32,7 @@ class ModelCost:
     flops_per_selected: float = 0.0
     selected_tokens: int = 0
     weight_bytes: float = 0.0
-    active_bytes: float = 0.0
+    index_bytes_per_token: int = 0
 
     def forward_flops(self, cached: float, new: float) -> float:
         """Of ``new`` tokens behind ``cached`` ones; attention is counted over the context's mean."""
@@ -127,7 +127,7 @@ def _deepseek(
         flops_per_selected=dense if top_k else 0.0,
         selected_tokens=top_k,
         weight_bytes=float(stored),  # FP8
-        active_bytes=float(met),
+        index_bytes_per_token=layers * (index_dim + 4) if top_k else 0,
     )
 
 
@@ -141,7 +141,6 @@ def _qwen25_32b() -> ModelCost:
         flops_per_token=2.0 * met,
         flops_per_pair=2.0 * 64 * attention.score_and_value,
         weight_bytes=2.0 * met,
-        active_bytes=2.0 * met,
     )
 
 
@@ -159,7 +158,6 @@ def _gpt_oss_120b() -> ModelCost:
         flops_per_selected=2.0 * windowed * attention.score_and_value,
         selected_tokens=128,
         weight_bytes=(met + 36 * 124 * 3 * 2880 * 2880) / 2,  # MXFP4
-        active_bytes=met / 2,
     )
 
 
@@ -173,7 +171,6 @@ def _qwen3_235b() -> ModelCost:
         flops_per_token=2.0 * met,
         flops_per_pair=2.0 * 94 * attention.score_and_value,
         weight_bytes=float(met + 94 * 120 * 3 * 4096 * 1536),
-        active_bytes=float(met),
     )
 
 

@@ -1,0 +1,133 @@
+"""Prefill GPUs: batches under the compute quota, layers streamed in and out while they compute."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import islice
+
+from kvtransfer.scheduler import AttentionTimeModel, BatchItem, PrefillWork, form_batch
+from kvtransfer.sim.config import SimConfig
+from kvtransfer.sim.node import Gpu, Node
+from kvtransfer.sim.turn import Turn
+
+__all__ = ["PrefillGpu", "prefill_time_model"]
+
+MOST_LOOKED_AT = 64  # requests a batch is formed from
+
+
+def prefill_time_model(config: SimConfig) -> AttentionTimeModel:
+    """Seconds of a forward on one GPU, over all layers, from the model's FLOPs."""
+    cost, hardware = config.cost, config.hardware
+    speed = hardware.gpu_flops_per_s * hardware.prefill_utilisation
+    per_token = cost.flops_per_token + cost.flops_per_selected * cost.selected_tokens
+    return AttentionTimeModel(0.0, per_token / speed, cost.flops_per_pair / speed)
+
+
+class PrefillGpu(Gpu):
+    """One forward at a time. With layer-wise prefill a batch takes as long as its computation or its
+    transfers, whichever is longer, and needs device memory for a few layers; without it all KV is
+    brought in first and stays."""
+
+    def __init__(self, node: Node, name: str, config: SimConfig) -> None:
+        super().__init__(node, name, config.hardware)
+        self.config = config
+        self.model = prefill_time_model(config)
+        hardware = config.hardware
+        weights = config.cost.weight_bytes / hardware.gpus_per_node
+        free = hardware.hbm_bytes * (1 - hardware.hbm_reserve) - weights
+        tokens = max(free, 0.05 * hardware.hbm_bytes) / node.kv_bytes
+        self.most_tokens = int(tokens * (config.cost.layers / 3 if config.how.layerwise else 1))
+        self.ready: OrderedDict[int, Turn] = OrderedDict()
+        self.on_first_token: Callable[[Turn], None]
+        self.busy_s = 0.0
+        self.attention_s = 0.0
+        self._batch: list[tuple[Turn, BatchItem]] = []
+        self._pending = 0
+        self._compute_s = 0.0
+
+    def add(self, turn: Turn) -> None:
+        """Its prefix is in the buffers."""
+        self.ready[turn.request.request_id] = turn
+        if not self._batch:
+            self._start()
+
+    def _start(self) -> None:
+        turns = list(islice(self.ready.values(), MOST_LOOKED_AT))
+        work = [PrefillWork(t.request.request_id, t.computed, t.context - t.computed) for t in turns]
+        items = form_batch(work, self.model, self.config.quota_s, self.most_tokens)
+        if not items and turns:  # more than the device holds: alone, in turn with nothing else
+            items = [BatchItem(work[0].request_id, work[0].cached, work[0].remaining)]
+        now = self.kernel.now
+        seconds = self.model.fixed_s
+        for item in items:
+            turn = self.ready[item.request_id]
+            self._batch.append((turn, item))
+            turn.prefill_begin = turn.prefill_begin or now
+            seconds += self.model.increment(item.cached, item.new)
+        if not items:
+            return
+        self._compute_s = seconds
+        self.busy_s += seconds
+        how = self.config.how
+        self._pending = 1 if how.layerwise or how.free_io else 0
+        if not how.free_io:
+            for turn, item in self._batch:
+                self._transfer(turn, item)
+        if how.layerwise or how.free_io:
+            self.kernel.after(seconds, self._part_done)
+        elif self._pending == 0:
+            self._part_done()
+
+    def _transfer(self, turn: Turn, item: BatchItem) -> None:
+        """What a chunk brings to the device and sends to the DE buffer, layer by layer."""
+        decode, kv = turn.decode, self.node.kv_bytes
+        from_decode = turn.decode_tokens + max(item.cached - turn.hit, 0)
+        from_own = item.cached - from_decode
+        if from_decode:
+            self._pending += 1
+            self.kernel.flow(
+                from_decode * kv,
+                [(decode.cnic_read, 1.0), (decode.node.dram, 1.0), (self.cnic_write, 1.0)],
+                self._part_done,
+            )
+        if from_own:
+            # In from our buffer; and out to the DE's, with the first chunk only.
+            first = item.cached == turn.hit
+            uses = [(self.cnic_read, 2.0 if first else 1.0), (self.cnic_write, 1.0)]
+            uses.append((self.node.dram, 1.0))
+            if first:
+                uses += [(decode.cnic_write, 1.0), (decode.node.dram, 1.0)]
+            self._pending += 1
+            self.kernel.flow(from_own * kv, uses, self._part_done)
+        self._pending += 1
+        self.kernel.flow(
+            item.new * kv,
+            [(self.cnic_read, 1.0), (decode.cnic_write, 1.0), (decode.node.dram, 1.0)],
+            self._part_done,
+        )
+
+    def _part_done(self) -> None:
+        self._pending -= 1
+        if self._pending > 0:
+            return
+        if self._pending == 0 and not (self.config.how.layerwise or self.config.how.free_io):
+            self._pending = -1  # everything is in: now it computes
+            self.kernel.after(self._compute_s, self._finish)
+            return
+        self._finish()
+
+    def _finish(self) -> None:
+        batch, self._batch = self._batch, []
+        for turn, item in batch:
+            turn.computed = item.cached + item.new
+            if turn.computed == turn.context:
+                del self.ready[item.request_id]
+                self.unfinished_requests -= 1
+                self.unfinished_tokens -= turn.request.num_tokens
+                own = turn.hit - turn.decode_tokens
+                if own:
+                    self.node.release(own)
+                self.on_first_token(turn)
+        if self.ready and not self._batch:
+            self._start()
