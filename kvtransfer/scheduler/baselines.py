@@ -68,9 +68,9 @@ class DecodeBaseline(DecodeGroups):
         self._serial = 0
         self._turns: dict[str, int] = {}
 
-    def changed(self, group: str) -> None:
+    def changed(self, group: str, tokens: int) -> None:
         if self._balance == "least_tokens":
-            super().changed(group)
+            super().changed(group, tokens)
         else:
             self._order.set(group, (self._turns.setdefault(group, 0),))
 
@@ -83,10 +83,9 @@ class DecodeBaseline(DecodeGroups):
         name = names[request.session % len(names)] if self._balance == "affinity" else first[1]
         self._serial += 1
         self._turns[name] = self._serial
-        self.changed(name)
+        self.changed(name, request.num_tokens)
         group = self.groups[name]
         group.queue.append(request)
-        group.queued_tokens += request.num_tokens
         return group
 
     def assign(self, group: DecodeGroup) -> list[tuple[Request, EngineLoad]]:
@@ -100,10 +99,8 @@ class DecodeBaseline(DecodeGroups):
             self._serial += 1
             chosen.picked = self._serial
             group.queue.popleft()
-            group.queued_tokens -= request.num_tokens
             chosen.take(request)
             assigned.append((request, chosen))
-        self.changed(group.name)
         return assigned
 
     def _choose(self, request: Request, roomy: list[EngineLoad]) -> EngineLoad:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from kvtransfer.errors import InvalidArgument
@@ -61,8 +62,7 @@ class AttentionTimeModel:
         return cls(*(float(value) for value in full))
 
 
-@dataclass(frozen=True)
-class PrefillWork:
+class PrefillWork(msgspec.Struct, frozen=True):
     """A request waiting for prefill: ``cached`` tokens have their KV, ``remaining`` do not."""
 
     request_id: int
@@ -70,8 +70,7 @@ class PrefillWork:
     remaining: int
 
 
-@dataclass(frozen=True)
-class BatchItem:
+class BatchItem(msgspec.Struct, frozen=True):
     """``new`` tokens of a request, computed behind ``cached`` ones in this forward."""
 
     request_id: int
@@ -114,6 +113,8 @@ def form_batch(
 def largest(most: int, fits: Callable[[int], bool]) -> int:
     """The largest n in 0..most with ``fits(n)``, which must be monotone; 0 if none."""
     low, high = 0, max(most, 0)
+    if high and fits(high):
+        return high
     while low < high:
         middle = (low + high + 1) // 2
         if fits(middle):

@@ -20,12 +20,7 @@ class DecodeGroup:
         self.name = name
         self.engines: dict[str, EngineLoad] = {}
         self.queue: deque[Request] = deque()
-        self.queued_tokens = 0
-
-    @property
-    def load(self) -> int:
-        """Sum of tok_e, and what already waits."""
-        return sum(e.unfinished_tokens for e in self.engines.values()) + self.queued_tokens
+        self.load = 0  # sum of tok_e, and what already waits
 
 
 class DecodeGroups:
@@ -38,22 +33,24 @@ class DecodeGroups:
     def add(self, group: str, engine: EngineLoad) -> None:
         found = self.groups.setdefault(group, DecodeGroup(group))
         found.engines[engine.engine] = engine
-        self.changed(group)
+        self.changed(group, engine.unfinished_tokens)
 
     def remove(self, group: str, engine: str) -> list[Request]:
         """Returns the waiting requests of a group that has lost its last engine."""
         found = self.groups[group]
-        found.engines.pop(engine, None)
+        gone = found.engines.pop(engine)
         if found.engines:
-            self.changed(group)
+            self.changed(group, -gone.unfinished_tokens)
             return []
         self._order.discard(group)
         del self.groups[group]
         return list(found.queue)
 
-    def changed(self, group: str) -> None:
-        """The load of one of its engines is another than before."""
-        self._order.set(group, (self.groups[group].load,))
+    def changed(self, group: str, tokens: int) -> None:
+        """Its load is by so many tokens another than before."""
+        found = self.groups[group]
+        found.load += tokens
+        self._order.set(group, (found.load,))
 
     def place(self, request: Request) -> DecodeGroup | None:
         """Queues ``request`` at a group; None without any."""
@@ -62,24 +59,18 @@ class DecodeGroups:
             return None
         group = self.groups[first[1]]
         group.queue.append(request)
-        group.queued_tokens += request.num_tokens
-        self._order.set(group.name, (first[0][0] + request.num_tokens,))
+        self.changed(group.name, request.num_tokens)
         return group
 
     def withdraw(self, request: Request) -> None:
         for group in self.groups.values():
             if request in group.queue:
                 group.queue.remove(request)
-                group.queued_tokens -= request.num_tokens
-                self.changed(group.name)
+                self.changed(group.name, -request.num_tokens)
 
     def assign(self, group: DecodeGroup) -> list[tuple[Request, EngineLoad]]:
-        """Phase 2 of one group."""
-        assigned = assign_decode(group.queue, list(group.engines.values()))
-        group.queued_tokens -= sum(request.num_tokens for request, _ in assigned)
-        if assigned:
-            self.changed(group.name)
-        return assigned
+        """Phase 2 of one group. Its load stays: what waited there is with its engines now."""
+        return assign_decode(group.queue, list(group.engines.values()))
 
 
 def balance_bound(

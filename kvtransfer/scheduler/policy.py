@@ -33,8 +33,11 @@ PathPolicy = Literal["pe", "de", "auto", "split"]
 
 @dataclass(slots=True, eq=False)
 class _Engine:
-    """An engine, and what it was given that is in no report of its own yet: (request, reads)."""
+    """An engine, and what it was given that is in no report of its own yet: (request, reads). Its group
+    and node are those it was added with."""
 
+    group: str
+    node: str
     report: EngineReport
     load: EngineLoad
     unreported: dict[int, tuple[Request, int]] = field(default_factory=dict)
@@ -94,6 +97,7 @@ class Scheduler:
         self._placements: dict[int, _Placement] = {}
         self._complete: list[_Placement] = []
         self._serial = 0
+        self._waiting = 0
 
     # ------------------------------------------------------------------ what happened
 
@@ -105,7 +109,8 @@ class Scheduler:
     def add_decode(self, report: EngineReport) -> None:
         engine = self._de[report.engine] = self._new_engine(report)
         self._decode.add(report.group, engine.load)
-        self._dirty[report.group] = None
+        if self._decode.groups[report.group].queue:
+            self._dirty[report.group] = None
 
     def report(self, report: EngineReport, seen_requests: frozenset[int] = frozenset()) -> None:
         """Newer numbers of an engine. ``seen_requests`` are the assignments it had received when it
@@ -116,17 +121,19 @@ class Scheduler:
         engine.report = report
         for request_id in seen_requests & engine.unreported.keys():
             engine.forget(request_id)
+        before = engine.load.unfinished_tokens
         engine.recount()
         disk = engine.load.disk
         disk.reported_tokens = report.read_queue_tokens
         disk.tokens_per_s = report.read_tokens_per_s or disk.tokens_per_s
-        self._engine_changed(engine)
+        self._engine_changed(engine, before)
 
     def submit(self, request: Request) -> None:
         if request.request_id in self._placements:
             raise InvalidArgument(f"request {request.request_id} was submitted before")
         self._serial += 1
         self._placements[request.request_id] = _Placement(request, self._serial)
+        self._waiting += 1
         self._prefill_queue.append(request)
         self._decode_queue.append(request)
 
@@ -135,19 +142,20 @@ class Scheduler:
         placement = self._placements.pop(request_id, None)
         if placement is not None:
             self._withdraw(placement)
+            self._waiting -= 1
 
     def engine_lost(self, name: str) -> list[Request]:
         """Forgets an engine. Its unfinished requests are queued again and returned."""
-        engine = self._pe.pop(name, None) or self._de.pop(name, None)
-        if engine is None:
-            return []
         orphans: list[Request] = []
-        self._prefill.remove(name)
-        on_node = self._pe_on_node.get(engine.report.node, [])
-        if engine in on_node:
-            on_node.remove(engine)
+        if name in self._pe:
+            engine = self._pe.pop(name)
+            self._prefill.remove(name)
+            self._pe_on_node[engine.node].remove(engine)
+        elif name in self._de:
+            engine = self._de.pop(name)
+            orphans = self._decode.remove(engine.group, name)
         else:
-            orphans = self._decode.remove(engine.report.group, name)
+            return []
         hit = [p for p in self._placements.values() if engine in (p.prefill, p.decode)]
         for placement in reversed(hit):
             self._requeue(placement)
@@ -193,7 +201,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests that lack an engine."""
-        return sum(1 for p in self._placements.values() if p.prefill is None or p.decode is None)
+        return self._waiting
 
     # ------------------------------------------------------------------ inside
 
@@ -201,18 +209,19 @@ class Scheduler:
         disk = self._disks.setdefault(report.node, Disk())
         disk.reported_tokens = report.read_queue_tokens
         self._disk_changed(report.node, disk)
-        engine = _Engine(report, EngineLoad(report.engine, disk=disk))
+        engine = _Engine(report.group, report.node, report, EngineLoad(report.engine, disk=disk))
         engine.recount()
         return engine
 
-    def _engine_changed(self, engine: _Engine) -> None:
-        name, report = engine.load.engine, engine.report
+    def _engine_changed(self, engine: _Engine, tokens_before: int) -> None:
+        name = engine.load.engine
         if name in self._pe:
             self._prefill.changed(engine.load)
         elif name in self._de:
-            self._decode.changed(report.group)
-            self._dirty[report.group] = None
-        self._disk_changed(report.node, engine.load.disk)
+            self._decode.changed(engine.group, engine.load.unfinished_tokens - tokens_before)
+            if self._decode.groups[engine.group].queue:
+                self._dirty[engine.group] = None
+        self._disk_changed(engine.node, engine.load.disk)
 
     def _disk_changed(self, node: str, disk: Disk) -> None:
         """Its queue got longer or shorter; the node's engines care when it passes alpha."""
@@ -234,10 +243,12 @@ class Scheduler:
                 engine.unreported[request.request_id] = (request, 0)
         if placement.prefill is not None and placement.decode is not None:
             self._complete.append(placement)
+            self._waiting -= 1
 
     def _withdraw(self, placement: _Placement) -> None:
-        """Takes a request out of every queue and account."""
+        """Takes a request out of every queue and account; it lacks its engines then."""
         request = placement.request
+        self._waiting += placement.prefill is not None and placement.decode is not None
         if placement.prefill is None and request in self._prefill_queue:
             self._prefill_queue.remove(request)
         if placement.decode is None:
@@ -250,8 +261,9 @@ class Scheduler:
         for engine in (placement.prefill, placement.decode):
             if engine is not None and request.request_id in engine.unreported:
                 engine.forget(request.request_id)
+                before = engine.load.unfinished_tokens
                 engine.recount()
-                self._engine_changed(engine)
+                self._engine_changed(engine, before)
         placement.prefill = placement.decode = None
         placement.assigned = False
 
@@ -292,4 +304,4 @@ class Scheduler:
         if request.request_id in engine.unreported:
             engine.unreported[request.request_id] = (request, reads)
             disk.unreported_tokens += reads
-            self._disk_changed(engine.report.node, disk)
+            self._disk_changed(engine.node, disk)

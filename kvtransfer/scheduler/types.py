@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 __all__ = ["Assignment", "Disk", "EngineLoad", "EngineReport", "Limits", "ReadPath", "Request"]
 
 ReadPath = Literal["pe", "de", "split"]
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """One turn. ``num_tokens`` is the whole context, ``cached_tokens`` the part expected in the
     store, ``num_generate`` what decode will add; ``session`` is the agent it belongs to."""
 
@@ -27,8 +28,7 @@ class Request:
         return self.num_tokens + self.num_generate
 
 
-@dataclass(frozen=True)
-class EngineReport:
+class EngineReport(msgspec.Struct, frozen=True):
     """An engine's state as of its last message: seq_e, tok_e, and read_q of its node (paper 6.1).
 
     ``free_tokens`` is a decode engine's free HBM in tokens; prefill engines leave it 0.
@@ -89,8 +89,7 @@ class EngineLoad:
         return load
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """alpha: tokens readable from storage in 3 s; beta: tokens one engine processes in 5 s (both
     profiled; `kvtransfer profile` measures them)."""
 
@@ -98,8 +97,7 @@ class Limits:
     beta: int
 
 
-@dataclass(frozen=True)
-class Assignment:
+class Assignment(msgspec.Struct, frozen=True):
     """A request's engines and who reads its hit tokens: of a split one the DE the first
     ``decode_tokens``, the PE the others."""
 

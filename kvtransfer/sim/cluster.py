@@ -63,9 +63,7 @@ class SimCluster:
 
     def _add_node(self, kind: str, number: int) -> None:
         config = self.config
-        node = Node(
-            self.kernel, f"{kind}{number}", config.hardware, config.cost.kv_bytes_per_token
-        )
+        node = Node(self.kernel, f"{kind}{number}", config.hardware, config.cost.kv_bytes_per_token)
         self.nodes.append(node)
         for index in range(config.hardware.gpus_per_node):
             name = f"{kind}{number}.{index}"
@@ -128,7 +126,8 @@ class SimCluster:
 
     def _report(self, gpu: Gpu) -> None:
         self.scheduler.report(*gpu.report())
-        self._want_fetch()
+        if self.scheduler.waiting:
+            self._want_fetch()
 
     def _assign(self, assignment: Assignment) -> None:
         turn = self._turns[assignment.request.request_id]

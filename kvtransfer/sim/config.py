@@ -11,7 +11,10 @@ from kvtransfer.analysis import MODEL_COSTS, ClusterShape, ModelCost
 from kvtransfer.errors import InvalidArgument
 from kvtransfer.workload import TABLE_2
 
-__all__ = ["MODES", "Agents", "Hardware", "Mode", "SimConfig", "read_config"]
+__all__ = ["MODES", "Agents", "Hardware", "Mode", "SimConfig", "read_config", "weights_per_gpu"]
+
+
+EXPERT_NODES = 4
 
 
 class Hardware(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -31,9 +34,9 @@ class Hardware(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     hbm_reserve: float = 0.25  # of the HBM: activations, buffers
     host_bytes: float = 1e12  # a node's PE or DE buffers together
     prefill_utilisation: float = 0.35
-    decode_utilisation: float = 0.5
-    storage_efficiency: float = 0.8
-    step_overhead_s: float = 0.008  # of a decode step
+    decode_utilisation: float = 0.093
+    storage_efficiency: float = 0.49
+    step_overhead_s: float = 0.016  # of a decode step
     turn_overhead_s: float = 0.05  # of a turn: tool call, messages, sampling
 
     @property
@@ -128,6 +131,12 @@ class SimConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     @property
     def how(self) -> Mode:
         return MODES[self.mode]
+
+
+def weights_per_gpu(config: SimConfig, nodes: int) -> float:
+    """Bytes: experts lie spread over a side's nodes, up to ``EXPERT_NODES`` of them."""
+    gpus = config.hardware.gpus_per_node * min(nodes, EXPERT_NODES)
+    return config.cost.weight_bytes / gpus
 
 
 def read_config(path: Path) -> SimConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from kvtransfer.sim.config import SimConfig
+from kvtransfer.sim.config import SimConfig, weights_per_gpu
 from kvtransfer.sim.node import Gpu, Node
 from kvtransfer.sim.turn import Turn
 
@@ -31,7 +31,7 @@ class DecodeGpu(Gpu):
         super().__init__(node, name, config.hardware)
         self.config = config
         hardware = config.hardware
-        self._weights = config.cost.weight_bytes / hardware.gpus_per_node
+        self._weights = weights_per_gpu(config, config.decode)
         free = hardware.hbm_bytes * (1 - hardware.hbm_reserve) - self._weights
         self.free_tokens = int(max(free, 0.05 * hardware.hbm_bytes) / node.kv_bytes)
         self.capacity = self.free_tokens

@@ -32,9 +32,7 @@ class Kernel:
     def after(self, seconds: float, call: Call, *arguments: Any) -> None:
         self.at(self.now + seconds, call, *arguments)
 
-    def flow(
-        self, size: float, uses: list[tuple[int, float]], call: Call, *arguments: Any
-    ) -> int:
+    def flow(self, size: float, uses: list[tuple[int, float]], call: Call, *arguments: Any) -> int:
         """Starts a flow over resources (index, weight); ``call`` when it is through."""
         return self.fluid.start(self.now, size, uses, (call, arguments))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from kvtransfer.scheduler import AttentionTimeModel, BatchItem, PrefillWork, form_batch
-from kvtransfer.sim.config import SimConfig
+from kvtransfer.sim.config import SimConfig, weights_per_gpu
 from kvtransfer.sim.node import Gpu, Node
 from kvtransfer.sim.turn import Turn
 
@@ -34,7 +34,7 @@ class PrefillGpu(Gpu):
         self.config = config
         self.model = prefill_time_model(config)
         hardware = config.hardware
-        weights = config.cost.weight_bytes / hardware.gpus_per_node
+        weights = weights_per_gpu(config, config.prefill)
         free = hardware.hbm_bytes * (1 - hardware.hbm_reserve) - weights
         tokens = max(free, 0.05 * hardware.hbm_bytes) / node.kv_bytes
         self.most_tokens = int(tokens * (config.cost.layers / 3 if config.how.layerwise else 1))
@@ -54,7 +54,9 @@ class PrefillGpu(Gpu):
 
     def _start(self) -> None:
         turns = list(islice(self.ready.values(), MOST_LOOKED_AT))
-        work = [PrefillWork(t.request.request_id, t.computed, t.context - t.computed) for t in turns]
+        work = [
+            PrefillWork(t.request.request_id, t.computed, t.context - t.computed) for t in turns
+        ]
         items = form_batch(work, self.model, self.config.quota_s, self.most_tokens)
         if not items and turns:  # more than the device holds: alone, in turn with nothing else
             items = [BatchItem(work[0].request_id, work[0].cached, work[0].remaining)]
@@ -84,28 +86,25 @@ class PrefillGpu(Gpu):
         decode, kv = turn.decode, self.node.kv_bytes
         from_decode = turn.decode_tokens + max(item.cached - turn.hit, 0)
         from_own = item.cached - from_decode
-        if from_decode:
-            self._pending += 1
-            self.kernel.flow(
-                from_decode * kv,
-                [(decode.cnic_read, 1.0), (decode.node.dram, 1.0), (self.cnic_write, 1.0)],
-                self._part_done,
-            )
         if from_own:
-            # In from our buffer; and out to the DE's, with the first chunk only.
-            first = item.cached == turn.hit
-            uses = [(self.cnic_read, 2.0 if first else 1.0), (self.cnic_write, 1.0)]
-            uses.append((self.node.dram, 1.0))
-            if first:
-                uses += [(decode.cnic_write, 1.0), (decode.node.dram, 1.0)]
-            self._pending += 1
-            self.kernel.flow(from_own * kv, uses, self._part_done)
+            # In from our buffer; and out to the DE's with the first chunk, the new tokens after them.
+            out = item.new / from_own + (item.cached == turn.hit)
+            uses = [(self.cnic_read, 1.0 + out), (self.cnic_write, 1.0), (self.node.dram, 1.0)]
+            uses += [(decode.cnic_write, out), (decode.node.dram, out)]
+            self._flow(from_own * kv, uses)
+        if from_decode:
+            out = 0.0 if from_own else item.new / from_decode
+            uses = [(decode.cnic_read, 1.0), (decode.node.dram, 1.0 + out), (self.cnic_write, 1.0)]
+            if out:
+                uses += [(self.cnic_read, out), (decode.cnic_write, out)]
+            self._flow(from_decode * kv, uses)
+        if not item.cached:
+            uses = [(self.cnic_read, 1.0), (decode.cnic_write, 1.0), (decode.node.dram, 1.0)]
+            self._flow(item.new * kv, uses)
+
+    def _flow(self, size: float, uses: list[tuple[int, float]]) -> None:
         self._pending += 1
-        self.kernel.flow(
-            item.new * kv,
-            [(self.cnic_read, 1.0), (decode.cnic_write, 1.0), (decode.node.dram, 1.0)],
-            self._part_done,
-        )
+        self.kernel.flow(size, uses, self._part_done)
 
     def _part_done(self) -> None:
         self._pending -= 1

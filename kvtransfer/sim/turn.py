@@ -37,7 +37,14 @@ class Turn:
     )
 
     def __init__(
-        self, agent: int, index: int, request: Request, hit: int, new: int, generate: int, now: float
+        self,
+        agent: int,
+        index: int,
+        request: Request,
+        hit: int,
+        new: int,
+        generate: int,
+        now: float,
     ) -> None:
         self.agent, self.index, self.request = agent, index, request
         self.hit, self.new, self.generate = hit, new, generate
