@@ -21,7 +21,8 @@ class ModelCost:
     ``flops_per_token``: per new token, whatever its context. ``flops_per_pair``: per new token and
     token of context. ``flops_per_selected``: the same for at most ``selected_tokens`` of the context
     (sparse top-k, sliding windows). ``kv_bytes_per_token``: in the store. ``weight_bytes``: read once
-    per decode step. ``index_bytes_per_token``: what a sparse model's indexer reads of its context. ``layers``: how finely a prefill can be overlapped with its loading.
+    per decode step. ``index_bytes_per_token``: what a sparse model's indexer reads of its context.
+    ``layers``: how finely a prefill can be overlapped with its loading.
     """
 
     name: str

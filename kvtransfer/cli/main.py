@@ -7,7 +7,7 @@ import sys
 import typer
 
 from kvtransfer import __version__
-from kvtransfer.cli import bench, doctor, plan, plot, profile, replay, store, workload
+from kvtransfer.cli import bench, doctor, plan, plot, profile, replay, simulate, store, workload
 from kvtransfer.errors import KVTransferError
 
 __all__ = ["app", "main"]
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.command("replay")(replay.replay)
 app.command("profile")(profile.profile)
 app.command("plot")(plot.plot)
+app.command("simulate")(simulate.simulate)
 app.command("doctor")(doctor.doctor)
 app.add_typer(workload.app, name="workload")
 app.add_typer(bench.app, name="bench")

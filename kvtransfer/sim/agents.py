@@ -34,14 +34,14 @@ def scripts(agents: Agents, block_tokens: int) -> list[Script]:
     """The distinct trajectories; agent i follows number i modulo their count."""
     if agents.workload in TABLE_2:
         spec = TABLE_2[agents.workload]
-        found = []
+        found: list[Script] = []
         for sizes in trajectories(spec, agents.trajectories, agents.seed):
             stored = np.concatenate([[0], np.cumsum(sizes.append + sizes.generated)[:-1]])
             # The last generated token has no KV yet.
             hits = np.maximum(stored - 1, 0) // block_tokens * block_tokens
             found.append(_script(hits, sizes.context - hits, sizes.generated, agents.max_turns))
         return found
-    out = []
+    out: list[Script] = []
     for session in read_trace(Path(agents.workload)):
         if not session.turns or len(out) == agents.trajectories:
             continue

@@ -59,7 +59,7 @@ class SimCluster:
         self._turns: dict[int, Turn] = {}
         self._next_id = 0
         self._fetch_at = -1.0
-        self.active_agents = 0
+        self.active_agents = self.begun_agents = 0
 
     def _add_node(self, kind: str, number: int) -> None:
         config = self.config
@@ -88,6 +88,7 @@ class SimCluster:
 
     def _begin(self, agent: int) -> None:
         self.active_agents += 1
+        self.begun_agents += 1
         self._submit(agent, 0)
 
     def _submit(self, agent: int, index: int) -> None:

@@ -58,12 +58,14 @@ class Mode(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     free_io: bool = False  # all loading and moving takes no time
 
 
-# The paper's ablation, its two ends, and split reads.
+# The paper's ablation and its two ends, single sides, and split reads.
 MODES = {
     "basic": Mode("pe", layerwise=False, balance="round_robin"),
     "layerwise": Mode("pe", balance="round_robin"),
     "dual_path": Mode("auto", balance="round_robin"),
     "dualpath": Mode("auto"),
+    "pe": Mode("pe"),
+    "de": Mode("de"),
     "split": Mode("split"),
     "oracle": Mode("pe", free_io=True),
 }

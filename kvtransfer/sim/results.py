@@ -64,7 +64,7 @@ class SimResult:
     ``tpot_s`` per further token, ``load_s`` from assignment until the prefix is in the buffers.
     ``snic_balance`` and ``attention_balance``: per window of 10 s the largest over the mean of the
     nodes' bytes, of the prefill GPUs' computing; the mean over the windows. ``snic_rates``: bytes/s
-    per window and node."""
+    per window and node. ``agents``: how many began."""
 
     config: dict[str, Any]
     jct_s: float
@@ -137,7 +137,7 @@ class Recorder:
             config=msgspec.to_builtins(cluster.config),
             jct_s=jct,
             turns=len(self._ttft),
-            agents=len(cluster.scripts),
+            agents=cluster.begun_agents,
             events=cluster.kernel.events,
             ttft_s=Spread.of(np.asarray(self._ttft)),
             tpot_s=Spread.of(np.asarray(self._tpot)),

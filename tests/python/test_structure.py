@@ -43,6 +43,7 @@ PYTHON = {
     "scheduler": {"errors"},
     "workload": {"errors"},
     "analysis": {"errors", "workload"},
+    "sim": {"errors", "workload", "analysis", "scheduler", "_fluid"},
     "models": {"errors", "keys", "layout", "memory"},
     "engine": {
         "errors",
