@@ -36,6 +36,9 @@ def simulate(
     ] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="write all results here")] = None,
     html: Annotated[Path | None, typer.Option(help="write a report with figures, one file")] = None,
+    like: Annotated[
+        Path | None, typer.Option(help="predict the runs of this file of `replay --json` instead")
+    ] = None,
 ) -> None:
     """Simulate agents on a cluster; every combination of the sweeps is one run.
 
@@ -45,6 +48,9 @@ def simulate(
 
     if seconds < 0:
         raise InvalidArgument(f"--seconds must not be negative, got {seconds}")
+    if like is not None:
+        _show_predictions(like)
+        return
     base = read_config(config) if config is not None else SimConfig()
     runs = sweep_configs(base, sweep or [])
     console = Console()
@@ -60,6 +66,35 @@ def simulate(
 
         write_report(html, labels, results)
         console.print(f"report: {html}")
+
+
+def _show_predictions(file: Path) -> None:
+    """Times to first tokens of recorded runs beside what the simulator says."""
+    from kvtransfer.sim.recorded import predict
+
+    try:
+        runs = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"--like {file}: {error}") from error
+    if not isinstance(runs, list) or not runs:
+        raise InvalidArgument(f"--like {file}: not a file of replay --json")
+    table = Table(title=f"{file.name}: time to the first token", title_justify="left")
+    for name in ("path", "turns", "recorded s", "simulated s", "median error", "90 % within"):
+        table.add_column(name, justify="right")
+    for run in runs:
+        found = predict(run)
+        if not found:
+            raise InvalidArgument(f"--like {file}: no turn of it loaded anything")
+        errors = sorted(abs(p.error) for p in found)
+        table.add_row(
+            run["config"]["path"],
+            f"{len(found)}",
+            f"{sum(p.recorded_s for p in found) / len(found):.3f}",
+            f"{sum(p.simulated_s for p in found) / len(found):.3f}",
+            f"{errors[len(errors) // 2]:.1%}",
+            f"{errors[int(len(errors) * 0.9)]:.1%}",
+        )
+    Console().print(table)
 
 
 def sweep_configs(base: SimConfig, sweeps: list[str]) -> list[tuple[str, SimConfig]]:

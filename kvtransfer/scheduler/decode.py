@@ -26,9 +26,15 @@ class DecodeGroup:
 class DecodeGroups:
     """Phase 1: each request goes to the group with the smallest load, ties by name."""
 
+    watches_disks = False  # whether a group's place depends on its disks' queues
+
     def __init__(self) -> None:
         self.groups: dict[str, DecodeGroup] = {}
         self._order = Order()
+
+    def key(self, group: DecodeGroup) -> float:
+        """The group with the least is next."""
+        return group.load
 
     def add(self, group: str, engine: EngineLoad) -> None:
         found = self.groups.setdefault(group, DecodeGroup(group))
@@ -50,7 +56,7 @@ class DecodeGroups:
         """Its load is by so many tokens another than before."""
         found = self.groups[group]
         found.load += tokens
-        self._order.set(group, (found.load,))
+        self._order.set(group, (self.key(found),))
 
     def place(self, request: Request) -> DecodeGroup | None:
         """Queues ``request`` at a group; None without any."""

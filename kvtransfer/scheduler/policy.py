@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kvtransfer.errors import InvalidArgument
-from kvtransfer.scheduler.baselines import PREFILL_POLICIES, Balance, DecodeBaseline
+from kvtransfer.scheduler.baselines import (
+    PREFILL_POLICIES,
+    AwareDecode,
+    Balance,
+    DecodeBaseline,
+)
 from kvtransfer.scheduler.decode import DecodeGroups
 from kvtransfer.scheduler.prefill import PrefillEngines
 from kvtransfer.scheduler.read_path import choose_side, split_decode_tokens
@@ -88,9 +93,12 @@ class Scheduler:
         self._de: dict[str, _Engine] = {}
         self._disks: dict[str, Disk] = {}
         self._pe_on_node: dict[str, list[_Engine]] = {}
+        self._groups_on_node: dict[str, dict[str, None]] = {}
         self._crowded: set[str] = set()  # nodes whose disk queue is above alpha
         self._prefill: PrefillEngines = PREFILL_POLICIES[balance](limits)
-        self._decode = DecodeGroups() if balance == "paper" else DecodeBaseline(balance)
+        self._decode: DecodeGroups = DecodeBaseline(balance)
+        if balance in ("paper", "aware"):
+            self._decode = DecodeGroups() if balance == "paper" else AwareDecode()
         self._prefill_queue: deque[Request] = deque()
         self._decode_queue: deque[Request] = deque()
         self._dirty: dict[str, None] = {}  # groups that may be able to take what waits there
@@ -108,6 +116,7 @@ class Scheduler:
 
     def add_decode(self, report: EngineReport) -> None:
         engine = self._de[report.engine] = self._new_engine(report)
+        self._groups_on_node.setdefault(report.node, {})[report.group] = None
         self._decode.add(report.group, engine.load)
         if self._decode.groups[report.group].queue:
             self._dirty[report.group] = None
@@ -226,6 +235,10 @@ class Scheduler:
     def _disk_changed(self, node: str, disk: Disk) -> None:
         """Its queue got longer or shorter; the node's engines care when it passes alpha."""
         crowded = disk.queue_tokens > self.limits.alpha
+        if self._decode.watches_disks:
+            for group in self._groups_on_node.get(node, ()):
+                if group in self._decode.groups:
+                    self._decode.changed(group, 0)
         if crowded == (node in self._crowded):
             return
         (self._crowded.add if crowded else self._crowded.discard)(node)

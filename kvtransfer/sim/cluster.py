@@ -35,12 +35,15 @@ def paper_limits(config: SimConfig, work: list[Script]) -> Limits:
 
 
 class SimCluster:
-    """Runs one configuration; ``recorder`` is told of every finished turn."""
+    """Runs one configuration; ``recorder`` is told of every finished turn. ``work`` takes the place of
+    the configured workload."""
 
-    def __init__(self, config: SimConfig, recorder: Recorder) -> None:
+    def __init__(
+        self, config: SimConfig, recorder: Recorder, work: list[Script] | None = None
+    ) -> None:
         self.config, self.recorder = config, recorder
         self.kernel = Kernel()
-        self.scripts = scripts(config.agents, config.block_tokens)
+        self.scripts = work or scripts(config.agents, config.block_tokens)
         if not self.scripts:
             raise InvalidArgument(f"{config.agents.workload}: no agents with turns")
         how = config.how

@@ -9,6 +9,7 @@ import msgspec
 
 from kvtransfer.analysis import MODEL_COSTS, ClusterShape, ModelCost
 from kvtransfer.errors import InvalidArgument
+from kvtransfer.scheduler import Balance
 from kvtransfer.workload import TABLE_2
 
 __all__ = ["MODES", "Agents", "Hardware", "Mode", "SimConfig", "read_config", "weights_per_gpu"]
@@ -36,6 +37,7 @@ class Hardware(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     prefill_utilisation: float = 0.35
     decode_utilisation: float = 0.093
     storage_efficiency: float = 0.49
+    forward_overhead_s: float = 0.0  # of a prefill batch
     step_overhead_s: float = 0.016  # of a decode step
     turn_overhead_s: float = 0.05  # of a turn: tool call, messages, sampling
 
@@ -54,19 +56,23 @@ class Mode(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     path: Literal["pe", "de", "auto", "split"] = "auto"
     layerwise: bool = True
-    balance: Literal["paper", "round_robin", "least_tokens", "affinity"] = "paper"
+    balance: Balance = "paper"
     free_io: bool = False  # all loading and moving takes no time
 
 
-# The paper's ablation and its two ends, single sides, and split reads.
+# The paper's ablation and its two ends, other choices of engines, single sides, and split reads.
 MODES = {
     "basic": Mode("pe", layerwise=False, balance="round_robin"),
     "layerwise": Mode("pe", balance="round_robin"),
     "dual_path": Mode("auto", balance="round_robin"),
     "dualpath": Mode("auto"),
+    "aware": Mode("auto", balance="aware"),
+    "least_tokens": Mode("auto", balance="least_tokens"),
+    "affinity": Mode("auto", balance="affinity"),
     "pe": Mode("pe"),
     "de": Mode("de"),
     "split": Mode("split"),
+    "aware_split": Mode("split", balance="aware"),
     "oracle": Mode("pe", free_io=True),
 }
 
@@ -89,6 +95,7 @@ class SimConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """One simulation."""
 
     model: str = "ds-27b"
+    custom_model: ModelCost | None = None  # in its place
     prefill: int = 1
     decode: int = 1
     mode: str = "dualpath"
@@ -115,7 +122,7 @@ class SimConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             "agents.seconds": self.agents.seconds,
         }
         for name, value in positive.items():
-            if not value > 0 and name not in ("step_overhead_s", "turn_overhead_s"):
+            if value < 0 or (value == 0 and not name.endswith("overhead_s")):
                 raise InvalidArgument(f"{name} must be positive, got {value}")
         if self.agents.rate < 0 or self.agents.max_turns < 0:
             raise InvalidArgument("agents.rate and agents.max_turns must not be negative")
@@ -128,7 +135,7 @@ class SimConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def cost(self) -> ModelCost:
-        return MODEL_COSTS[self.model]
+        return self.custom_model or MODEL_COSTS[self.model]
 
     @property
     def how(self) -> Mode:

@@ -21,7 +21,8 @@ def prefill_time_model(config: SimConfig) -> AttentionTimeModel:
     cost, hardware = config.cost, config.hardware
     speed = hardware.gpu_flops_per_s * hardware.prefill_utilisation
     per_token = cost.flops_per_token + cost.flops_per_selected * cost.selected_tokens
-    return AttentionTimeModel(0.0, per_token / speed, cost.flops_per_pair / speed)
+    fixed = hardware.forward_overhead_s
+    return AttentionTimeModel(fixed, per_token / speed, cost.flops_per_pair / speed)
 
 
 class PrefillGpu(Gpu):

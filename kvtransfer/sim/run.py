@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from kvtransfer.sim.agents import Script
 from kvtransfer.sim.cluster import SimCluster
 from kvtransfer.sim.config import SimConfig
 from kvtransfer.sim.results import Recorder, SimResult
@@ -13,12 +14,16 @@ __all__ = ["simulate"]
 
 
 def simulate(
-    config: SimConfig, until: float = math.inf, progress: Callable[[], None] | None = None
+    config: SimConfig,
+    until: float = math.inf,
+    progress: Callable[[], None] | None = None,
+    work: list[Script] | None = None,
 ) -> SimResult:
     """Deterministic: the same configuration gives the same result. ``progress`` is called with every
-    finished turn. Raises InvalidArgument for configurations that can't run."""
+    finished turn; ``work`` takes the place of the configured workload. Raises InvalidArgument for
+    configurations that can't run."""
     recorder = Recorder()
-    cluster = SimCluster(config, recorder)
+    cluster = SimCluster(config, recorder, work)
     recorder.cluster = cluster
     cluster.run(until, progress)
     return recorder.result()

@@ -316,7 +316,7 @@ steps = st.lists(
 @given(
     steps,
     st.sampled_from(["auto", "split", "pe"]),
-    st.sampled_from(["paper", "round_robin", "least_tokens", "affinity"]),
+    st.sampled_from(["paper", "aware", "round_robin", "least_tokens", "affinity"]),
 )
 def test_no_request_is_lost_doubled_or_given_to_the_dead(
     script: list[tuple[str, int]], path: str, balance: Balance
