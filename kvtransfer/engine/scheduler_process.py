@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import dataclass
 
@@ -52,7 +53,10 @@ class SchedulerProcess:
     def __init__(self, config: ClusterConfig) -> None:
         self.config = config
         self._policy = Scheduler(
-            Limits(config.alpha, config.beta), config.path, block_tokens=config.block_tokens
+            Limits(config.alpha, config.beta),
+            config.path,
+            block_tokens=config.block_tokens,
+            network_tokens_per_s=config.network_cap / config.layout.bytes_per_token or math.inf,
         )
         self._pending: dict[int, _Pending] = {}
         self._epochs: dict[str, int] = {}

@@ -6,6 +6,7 @@ scheduler process and the simulator drive the same object.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
@@ -71,7 +72,8 @@ class Scheduler:
     :meth:`engine_lost` the requests of that engine are queued again, at the head.
 
     A decision costs O(log engines) (``bench/bench_scheduler.py``); memory is that of the engines and
-    the unfinished requests. ``balance`` other than ``paper`` is for comparison only.
+    the unfinished requests. ``balance`` other than ``paper`` is for comparison.
+    ``network_tokens_per_s`` is what a compute NIC moves, for splits; infinite where it doesn't matter.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Scheduler:
         *,
         block_tokens: int = 64,
         balance: Balance = "paper",
+        network_tokens_per_s: float = math.inf,
     ) -> None:
         if path not in ("pe", "de", "auto", "split"):
             raise InvalidArgument(f"path must be pe, de, auto or split, got {path!r}")
@@ -89,6 +92,7 @@ class Scheduler:
         self.limits = limits
         self.path: PathPolicy = path
         self.block_tokens = block_tokens
+        self.network_tokens_per_s = network_tokens_per_s
         self._pe: dict[str, _Engine] = {}
         self._de: dict[str, _Engine] = {}
         self._disks: dict[str, Disk] = {}
@@ -307,7 +311,9 @@ class Scheduler:
 
     def _decode_reads(self, hit: int, prefill: Disk, decode: Disk) -> int:
         if self.path == "split":
-            return split_decode_tokens(hit, self.block_tokens, prefill, decode)
+            return split_decode_tokens(
+                hit, self.block_tokens, prefill, decode, self.network_tokens_per_s
+            )
         side = choose_side(prefill, decode) if self.path == "auto" else self.path
         return 0 if side == "pe" else hit
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from kvtransfer.scheduler.types import Disk
@@ -20,31 +21,52 @@ def choose_side(prefill: Disk, decode: Disk) -> Literal["pe", "de"]:
     return "pe" if pe <= de else "de"
 
 
-def finish_s(hit_tokens: int, decode_tokens: int, prefill: Disk, decode: Disk) -> float:
-    """Predicted seconds until both sides have read their part, behind what is queued there."""
+def finish_s(
+    hit_tokens: int,
+    decode_tokens: int,
+    prefill: Disk,
+    decode: Disk,
+    network_tokens_per_s: float = math.inf,
+) -> float:
+    """Predicted seconds until a prefix is on the PE's device and in the DE buffer.
+
+    Both sides read their part, behind what is queued there. Then it crosses the PE's compute NIC,
+    which does ``network_tokens_per_s``: everything is written to the device once; what the PE read
+    from storage is read from its buffer for that and from the device for the DE (equations 1 and 2).
+    """
     pe_rate, de_rate = _rates(prefill, decode)
     pe_tokens = hit_tokens - decode_tokens
     pe = (prefill.queue_tokens + pe_tokens) / pe_rate if pe_tokens else 0.0
     de = (decode.queue_tokens + decode_tokens) / de_rate if decode_tokens else 0.0
-    return max(pe, de)
+    return max(pe, de) + max(hit_tokens, 2 * pe_tokens) / network_tokens_per_s
 
 
-def split_decode_tokens(hit_tokens: int, block_tokens: int, prefill: Disk, decode: Disk) -> int:
-    """How many of ``hit_tokens`` the DE reads so that both sides are predicted to finish together.
+def split_decode_tokens(
+    hit_tokens: int,
+    block_tokens: int,
+    prefill: Disk,
+    decode: Disk,
+    network_tokens_per_s: float = math.inf,
+) -> int:
+    """How many of ``hit_tokens`` the DE reads so that :func:`finish_s` is least.
 
-    With x tokens on the PE's side the prediction is max((q_PE + x) / b_PE, (q_DE + H - x) / b_DE),
-    with the queues q and the measured rates b (equal ones while either is unknown). The result is
-    whole blocks, 0 (the PE reads all) or ``hit_tokens`` (the DE does), whichever is predicted to be
-    done first: never later than the better single side.
+    With x tokens on the PE's side the reading takes max((q_PE + x) / b_PE, (q_DE + H - x) / b_DE),
+    with the queues q and the measured rates b (equal ones while either is unknown). All of it is
+    linear in pieces, so the best is where both sides finish together, where half is the PE's, or at
+    an end; in whole blocks. The ends are the single sides: never predicted later than the better one.
     """
     pe_rate, de_rate = _rates(prefill, decode)
+    if prefill.tokens_per_s <= 0 or decode.tokens_per_s <= 0:
+        network_tokens_per_s = math.inf  # nothing to compare it with
     pe_queue, de_queue = prefill.queue_tokens, decode.queue_tokens
     even = (de_rate * (pe_queue + hit_tokens) - pe_rate * de_queue) / (pe_rate + de_rate)
-    below = int(min(max(even, 0), hit_tokens)) // block_tokens * block_tokens
-    candidates = {0, below, min(below + block_tokens, hit_tokens), hit_tokens}
+    candidates = [0, hit_tokens]
+    for kink in (even, hit_tokens / 2):
+        below = int(min(max(kink, 0), hit_tokens)) // block_tokens * block_tokens
+        candidates += [below, min(below + block_tokens, hit_tokens)]
     return min(
-        sorted(candidates, key=lambda tokens: (tokens not in (0, hit_tokens), tokens)),
-        key=lambda tokens: finish_s(hit_tokens, tokens, prefill, decode),
+        candidates,
+        key=lambda tokens: finish_s(hit_tokens, tokens, prefill, decode, network_tokens_per_s),
     )
 
 

@@ -52,6 +52,7 @@ class SimCluster:
             how.path,
             block_tokens=config.block_tokens,
             balance=how.balance,
+            network_tokens_per_s=config.hardware.cnic_bytes_per_s / config.cost.kv_bytes_per_token,
         )
         self.prefill: dict[str, PrefillGpu] = {}
         self.decode: dict[str, DecodeGpu] = {}

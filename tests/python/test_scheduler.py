@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import replace
 
@@ -205,17 +206,26 @@ disks = st.builds(
 )
 
 
-@given(st.integers(0, 100_000), st.integers(1, 512), disks, disks)
+@given(
+    st.integers(0, 100_000),
+    st.integers(1, 512),
+    disks,
+    disks,
+    st.one_of(st.just(math.inf), st.floats(100, 1e6)),
+)
 def test_a_split_is_never_predicted_to_be_later_than_the_better_side_and_is_the_best_one(
-    hit: int, block: int, prefill: Disk, decode: Disk
+    hit: int, block: int, prefill: Disk, decode: Disk, network: float
 ) -> None:
     hit = hit // block * block
-    tokens = split_decode_tokens(hit, block, prefill, decode)
+    tokens = split_decode_tokens(hit, block, prefill, decode, network)
     assert 0 <= tokens <= hit
     assert tokens % block == 0
-    chosen = finish_s(hit, tokens, prefill, decode)
+    if prefill.tokens_per_s == 0 or decode.tokens_per_s == 0:
+        network = math.inf
+    chosen = finish_s(hit, tokens, prefill, decode, network)
     steps = range(0, hit + 1, max(hit // block // 50, 1) * block)
-    assert chosen <= min(finish_s(hit, other, prefill, decode) for other in steps) * (1 + 1e-12)
+    best = min(finish_s(hit, other, prefill, decode, network) for other in steps)
+    assert chosen <= best * (1 + 1e-9)
 
 
 def test_equal_idle_sides_halve_and_a_fast_side_takes_its_share() -> None:
@@ -227,6 +237,10 @@ def test_equal_idle_sides_halve_and_a_fast_side_takes_its_share() -> None:
     assert split_decode_tokens(6400, 64, Disk(), Disk(100_000)) == 0
     assert split_decode_tokens(64, 64, Disk(), Disk()) == 0, "one block can't be shared"
     assert split_decode_tokens(0, 64, Disk(), Disk()) == 0
+    # Storage so fast that the PE's compute NIC decides: it must not carry more than half twice.
+    near, far = Disk(tokens_per_s=1e6), Disk(5000, tokens_per_s=1e6)
+    assert split_decode_tokens(6400, 64, near, far) == 704
+    assert split_decode_tokens(6400, 64, near, far, 1000.0) == 3200
 
 
 # ---------------------------------------------------------------------------------- batches
