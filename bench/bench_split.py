@@ -92,9 +92,8 @@ def main() -> None:
     Console(width=140).print(table)
     for name in ("ttft_gain", "jct_gain", "jct_gain_over_auto"):
         values = sorted(float(row[name]) for row in rows)  # type: ignore[arg-type]
-        print(
-            f"{name}: least {values[0]:.3f}, median {values[len(values) // 2]:.3f}, most {values[-1]:.3f}"
-        )
+        least, middle, most = values[0], values[len(values) // 2], values[-1]
+        print(f"{name}: least {least:.3f}, median {middle:.3f}, most {most:.3f}")
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(rows))

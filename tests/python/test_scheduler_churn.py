@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import random
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -162,6 +163,6 @@ def test_waiting_is_first_come_first_served_under_overload() -> None:
     churn.run(600, 0, span_s=20.0)
     order = sorted(churn.submitted, key=lambda n: churn.submitted[n])
     assigned = [churn.first_assigned[n] for n in order]
-    inversions = [a - b for a, b in zip(assigned, assigned[1:], strict=False) if a > b]
+    inversions = [a - b for a, b in pairwise(assigned) if a > b]
     assert max(inversions, default=0.0) <= 3 * SERVICE_S
     assert max(churn.finished.values()) > 25, "it was an overload"

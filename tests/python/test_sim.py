@@ -19,7 +19,7 @@ from kvtransfer.sim import MODES, Agents, Hardware, Recorder, SimCluster, SimCon
 from kvtransfer.sim.agents import arrivals, scripts
 from kvtransfer.sim.kernel import Kernel
 from kvtransfer.sim.prefill import prefill_time_model
-from kvtransfer.sim.run import simulate as run
+from kvtransfer.sim.recorded import predict
 
 SMALL = Agents(workload="32k", count=6, trajectories=6, max_turns=4)
 
@@ -231,8 +231,8 @@ def test_think_times_and_traces(tmp_path: Path) -> None:
     assert found[0].think == [0.0, 0.0]
     waits = scripts(msgspec.structs.replace(agents, think_times=True), 64)
     assert waits[0].think[1] == 30.0
-    slow = run(config("pe", msgspec.structs.replace(agents, think_times=True))).jct_s
-    assert slow > run(config("pe", agents)).jct_s + 29
+    slow = simulate(config("pe", msgspec.structs.replace(agents, think_times=True))).jct_s
+    assert slow > simulate(config("pe", agents)).jct_s + 29
 
 
 def test_arrivals_are_poisson_and_end_in_time() -> None:
@@ -241,6 +241,82 @@ def test_arrivals_are_poisson_and_end_in_time() -> None:
     assert times[-1] < 400
     assert len(times) == pytest.approx(2000, rel=0.1)
     assert arrivals(Agents(count=3)) == [0.0, 0.0, 0.0]
+
+
+# ---------------------------------------------------------------------------------- recorded runs
+
+KV_BYTES = 4 * 2 * 64  # a token's, of the run below
+CAP = 1_000_000
+
+
+def recorded(path: str, **changes: Any) -> dict[str, Any]:
+    """A run of `replay --json`: one session, three turns, each computed in 1 ms a token."""
+    turns = []
+    for turn, (prompt, hit) in enumerate([(640, 0), (960, 640), (1280, 960)]):
+        turns.append(
+            {
+                "session": 0,
+                "turn": turn,
+                "prompt": prompt,
+                "hit_blocks": hit // 64,
+                "generated": [1] * 5,
+                "compute_s": [(prompt - hit) * 1e-3 / 4] * 4,
+                "decode_s": 0.04,
+                "ttft_s": hit * KV_BYTES / CAP + (prompt - hit) * 1e-3,
+            }
+        )
+    config = {
+        "model": "tiny",
+        "storage_read_cap": CAP,
+        "network_cap": 0,
+        "block_tokens": 64,
+        "layer_planes": [[64, 64]] * 4,
+        "decode_tokens": 8192,
+        "pool_blocks": 64,
+        "num_prefill": 1,
+        "num_decode": 1,
+        "path": path,
+        "quota_s": 10.0,
+    }
+    return {"config": {**config, **changes}, "records": turns}
+
+
+@pytest.mark.parametrize(("path", "sides"), [("pe", 1), ("de", 1), ("split", 2)])
+def test_a_recorded_run_is_predicted_from_its_caps_and_its_computing(path: str, sides: int) -> None:
+    found = predict(recorded(path))
+    assert [(p.session, p.turn) for p in found] == [(0, 1), (0, 2)]
+    for prediction, hit in zip(found, (640, 960), strict=True):
+        compute = 0.32
+        wanted = hit * KV_BYTES / CAP / sides + compute
+        assert prediction.simulated_s == pytest.approx(wanted, abs=0.04)
+        if sides == 1:
+            assert abs(prediction.error) < 0.08
+
+
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        (recorded("pe", storage_read_cap=0), "no --storage-mbps"),
+        ({"config": {}, "records": []}, "not a run"),
+        ({}, "not a run"),
+    ],
+)
+def test_what_is_no_recorded_run_is_refused(run: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidArgument, match=why):
+        predict(run)
+
+
+def test_the_command_predicts_files_of_runs(tmp_path: Path) -> None:
+    file = tmp_path / "runs.json"
+    file.write_text(json.dumps([recorded("pe"), recorded("split")]))
+    done = cli("--like", str(file))
+    assert done.returncode == 0, done.stderr
+    assert "split" in done.stdout
+    for bad in ("[]", "{", "[3]"):
+        file.write_text(bad)
+        done = cli("--like", str(file))
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
 
 
 # ---------------------------------------------------------------------------------- bad input
