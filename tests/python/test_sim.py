@@ -183,6 +183,30 @@ def test_the_same_configuration_gives_the_same_result_and_another_seed_another()
     assert json.loads(json.dumps(first)) == first
 
 
+# (JCT s, mean TTFT s, mean TPOT s, SNIC max/avg): what these runs gave when they were last looked at.
+GOLDEN = {
+    "basic": (153.48297447501454, 2.9972083690364957, 0.03813209487037432, 1.0),
+    "dualpath": (149.86955232141455, 0.711801116691997, 0.03829217595343811, 1.529076782134053),
+    "split": (148.78282350508803, 0.6469605342758732, 0.03829831723471623, 1.7058168821798112),
+    "aware": (149.86955232141455, 0.6876131459303073, 0.0382962230626703, 1.5162628355458303),
+}
+
+
+@pytest.mark.parametrize("mode", GOLDEN)
+def test_known_runs_give_their_known_results(mode: str) -> None:
+    """A change that moves these changes the model: docs/reproduction.md has to be made anew."""
+    result = simulate(
+        config(
+            mode,
+            Agents(workload="48k", count=40, trajectories=20, max_turns=6),
+            decode=2,
+            hardware=Hardware(gpus_per_node=2, snic_bytes_per_s=1e9),
+        )
+    )
+    found = (result.jct_s, result.ttft_s.mean, result.tpot_s.mean, result.snic_balance)
+    assert found == pytest.approx(GOLDEN[mode], rel=1e-9)
+
+
 SLOW_STORAGE = Hardware(
     gpus_per_node=2, snic_bytes_per_s=1e9, decode_utilisation=1.0, step_overhead_s=1e-4
 )
