@@ -7,7 +7,7 @@ SOURCES := $(shell find src include cmake -type f 2>/dev/null) CMakeLists.txt py
 TESTED := $(shell find src include tests/cpp cmake -type f 2>/dev/null) CMakeLists.txt CMakePresets.json
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
 
-.PHONY: replay test test-cpp test-python test-vm fuzz lint bench wheel smollm2 clean
+.PHONY: replay test test-cpp test-python test-vm fuzz lint bench wheel smollm2 clean paper
 
 # The main job: two agent sessions over one path, then over both. ARGS are passed on.
 replay: $(READY)
@@ -55,6 +55,11 @@ bench: $(READY)
 	$(BIN)/kvtransfer bench keys
 	$(BIN)/python bench/bench_claim.py
 	$(BIN)/python bench/bench_copy.py
+
+# The paper's evaluation, simulated: half an hour on two cores, SCALE= leaves the largest cluster out.
+SCALE ?= --scale
+paper: $(READY)
+	$(BIN)/python bench/paper/reproduce.py $(SCALE)
 
 wheel: $(READY)
 	rm -rf dist && $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist .

@@ -50,9 +50,9 @@ def run(config: SimConfig, until: float = float("inf")) -> dict[str, float]:
     return row
 
 
-def capacity(online: Online, mode: str) -> float:
-    """The highest rate of agents, in steps, that keeps TTFT and TPOT (means) within the SLO."""
-    best = 0.0
+def capacity(online: Online, mode: str) -> tuple[float, float]:
+    """The highest rates of agents, in steps, that keep the mean TTFT within the SLO, and TPOT, too."""
+    best = both = 0.0
     for step in range(1, 60):
         rate = round(step * RATE_STEP, 3)
         agents = Agents(workload="64k", rate=rate, seconds=ONLINE_S)
@@ -64,10 +64,11 @@ def capacity(online: Online, mode: str) -> float:
             agents=agents,
         )
         row = run(config, ONLINE_S)
-        if row["ttft_s"] > TTFT_S or row["tpot_s"] > TPOT_S:
+        if row["ttft_s"] > TTFT_S:
             break
         best = rate
-    return best
+        both = rate if row["tpot_s"] <= TPOT_S else both
+    return best, both
 
 
 def offline_lines(points: list[Point], rows: dict[str, dict[str, float]]) -> list[str]:
@@ -123,15 +124,17 @@ def main() -> None:
     lines += ["", "| ablation | paper | simulated |", "|---|---|---|"]
     for mode, percent, _ in ABLATION:
         simulated = 100 * (1 - ablation[mode].result()["jct_s"] / basic)
-        lines.append(f"| {mode} | -{percent} % | -{simulated:.1f} % |")
-    lines += ["", "| online | paper agents/s | simulated | ratio (paper) |", "|---|---|---|---|"]
+        lines.append(f"| {mode} | -{percent} % | {-simulated:.1f} % |")
+    lines += ["", "| online | paper agents/s | simulated, by TTFT | ratio (paper) | by both |"]
+    lines += ["|---|---|---|---|---|"]
     for online in ONLINE:
-        dual = capacities[online.name, "dualpath"].result()
-        single = capacities[online.name, "basic"].result()
+        dual, dual_both = capacities[online.name, "dualpath"].result()
+        single, single_both = capacities[online.name, "basic"].result()
         ratio = dual / single if single else float("inf")
         lines.append(
             f"| {online.name} | {online.dual_path} vs {online.basic} | {dual:.2f} vs {single:.2f} "
-            f"| {ratio:.2f} ({online.dual_path / online.basic:.2f}) |"
+            f"| {ratio:.2f} ({online.dual_path / online.basic:.2f}) "
+            f"| {dual_both:.2f} vs {single_both:.2f} |"
         )
     lines += ["", "| SNIC max/avg | paper | simulated |", "|---|---|---|"]
     for mode, paper in BALANCE:

@@ -168,6 +168,7 @@ class SimCluster:
         turn.prefill.load(turn, turn.hit - turn.decode_tokens)
 
     def _loaded(self, gpu: Gpu, turn: Turn) -> None:
+        self._report(gpu)  # its disk's queue is shorter
         turn.loads -= 1
         if turn.loads == 0:
             self._all_loaded(turn)

@@ -35,7 +35,8 @@ class Hardware(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     hbm_reserve: float = 0.25  # of the HBM: activations, buffers
     host_bytes: float = 1e12  # a node's PE or DE buffers together
     prefill_utilisation: float = 0.35
-    decode_utilisation: float = 0.093
+    decode_utilisation: float = 0.093  # of weights and selected KV: experts apart, sparse attention
+    dense_utilisation: float = 0.5  # of KV that is read whole; customary, not fitted
     storage_efficiency: float = 0.49
     forward_overhead_s: float = 0.0  # of a prefill batch
     step_overhead_s: float = 0.016  # of a decode step

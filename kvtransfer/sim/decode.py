@@ -13,11 +13,13 @@ __all__ = ["DecodeGpu", "decode_read_bytes"]
 
 
 def decode_read_bytes(config: SimConfig, context: float) -> float:
-    """KV bytes that one sequence's decode step reads: all of a context, or what is selected of it and
-    its index."""
+    """KV bytes that one sequence's decode step reads: what is selected of a context and its index; or all
+    of it, in bytes that take as long as those do (contiguous KV is read faster)."""
     cost = config.cost
     if not cost.selected_tokens:
-        return context * cost.kv_bytes_per_token
+        hardware = config.hardware
+        weight = hardware.decode_utilisation / hardware.dense_utilisation
+        return context * cost.kv_bytes_per_token * weight
     selected = min(context, cost.selected_tokens) * cost.kv_bytes_per_token
     return selected + context * cost.index_bytes_per_token
 
