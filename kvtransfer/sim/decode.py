@@ -13,8 +13,10 @@ __all__ = ["DecodeGpu", "decode_read_bytes"]
 
 
 def decode_read_bytes(config: SimConfig, context: float) -> float:
-    """KV bytes that one sequence's decode step reads: what is selected of a context and its index; or all
-    of it, in bytes that take as long as those do (contiguous KV is read faster)."""
+    """KV bytes that one sequence's decode step reads: what is selected of a context and its index.
+
+    Or all of it, in bytes that take as long as those do: what lies together is read faster.
+    """
     cost = config.cost
     if not cost.selected_tokens:
         hardware = config.hardware
