@@ -42,9 +42,9 @@ class PrefillGpu(Gpu):
         self.ready: OrderedDict[int, Turn] = OrderedDict()
         self.on_first_token: Callable[[Turn], None]
         self.busy_s = 0.0
-        self.attention_s = 0.0
+        self._overlaps = config.how.layerwise or config.how.free_io
         self._batch: list[tuple[Turn, BatchItem]] = []
-        self._pending = 0
+        self._pending = 0  # transfers of the batch, and its computation where it overlaps them
         self._compute_s = 0.0
 
     def add(self, turn: Turn) -> None:
@@ -72,15 +72,12 @@ class PrefillGpu(Gpu):
             return
         self._compute_s = seconds
         self.busy_s += seconds
-        how = self.config.how
-        self._pending = 1 if how.layerwise or how.free_io else 0
-        if not how.free_io:
+        if not self.config.how.free_io:
             for turn, item in self._batch:
                 self._transfer(turn, item)
-        if how.layerwise or how.free_io:
+        if self._overlaps:
+            self._pending += 1
             self.kernel.after(seconds, self._part_done)
-        elif self._pending == 0:
-            self._part_done()
 
     def _transfer(self, turn: Turn, item: BatchItem) -> None:
         """What a chunk brings to the device and sends to the DE buffer, layer by layer."""
@@ -111,11 +108,10 @@ class PrefillGpu(Gpu):
         self._pending -= 1
         if self._pending > 0:
             return
-        if self._pending == 0 and not (self.config.how.layerwise or self.config.how.free_io):
-            self._pending = -1  # everything is in: now it computes
+        if self._overlaps:
+            self._finish()
+        else:  # everything is in: now it computes
             self.kernel.after(self._compute_s, self._finish)
-            return
-        self._finish()
 
     def _finish(self) -> None:
         batch, self._batch = self._batch, []
