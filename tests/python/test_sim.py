@@ -15,7 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtransfer.errors import InvalidArgument
-from kvtransfer.sim import MODES, Agents, Hardware, Recorder, SimCluster, SimConfig, simulate
+from kvtransfer.sim import (
+    MODES,
+    Agents,
+    Hardware,
+    Recorder,
+    SimCluster,
+    SimConfig,
+    read_config,
+    simulate,
+)
 from kvtransfer.sim.agents import arrivals, scripts
 from kvtransfer.sim.kernel import Kernel
 from kvtransfer.sim.prefill import prefill_time_model
@@ -416,3 +425,12 @@ def test_bad_commands_are_refused(arguments: list[str], why: str) -> None:
     done = cli(*arguments)
     assert done.returncode == 2, done.stdout
     assert why in " ".join(done.stderr.split())
+
+
+def test_the_example_is_a_configuration() -> None:
+    file = Path(__file__).parents[2] / "examples" / "simulate.toml"
+    if not file.exists():
+        pytest.skip("the tests run apart from the sources")
+    found = read_config(file)
+    assert (found.prefill, found.decode, found.agents.count) == (2, 4, 256)
+    assert found.hardware == Hardware(), "the example shows the defaults"
