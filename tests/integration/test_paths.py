@@ -99,7 +99,7 @@ def test_a_split_follows_what_the_sides_were_measured_to_read(tmp_path: Path) ->
 def test_a_side_that_does_not_answer_in_time_is_replaced_by_the_other(tmp_path: Path) -> None:
     for slow, path in (("de0", "split"), ("pe0", "split"), ("pe0", "pe"), ("de0", "de")):
         config = make_config(
-            tmp_path / f"{slow}-{path}", path=path, storage_read_caps={slow: 2_000}, deadline_s=2.0
+            tmp_path / f"{slow}-{path}", path=path, storage_read_caps={slow: 2_000}, deadline_s=4.0
         )
         run, report = serve_and_verify(config, make_sessions(count=1, turns=2))
         assert report.differences == []
