@@ -47,10 +47,11 @@ def test_hidden_is_bounded_by_the_smaller_of_load_and_compute() -> None:
 
 def test_bytes_and_hits_are_summed_over_the_run() -> None:
     run = make_run(
-        make_record(read_path="pe", loaded_bytes=10, hit_blocks=1),
-        make_record(read_path="de", loaded_bytes=30, hit_blocks=2),
+        make_record(read_path="pe", pe_bytes=10, hit_blocks=1),
+        make_record(read_path="split", pe_bytes=5, de_bytes=30, hit_blocks=2),
     )
-    assert run.bytes_by_path() == {"pe": 10, "de": 30}
+    assert run.bytes_by_path() == {"pe": 15, "de": 30}
+    assert run.records[1].loaded_bytes == 35
     assert run.hit_rate == pytest.approx(3 * 64 / 260)
 
 

@@ -110,7 +110,8 @@ def test_profiles_are_read_and_bad_ones_refused(tmp_path: Path) -> None:
 
 
 def test_the_json_of_a_run_holds_its_figures_and_no_arrays() -> None:
-    run = make_run(make_record(), make_record(read_path="de", request_id=2), path="auto")
+    other = make_record(read_path="de", request_id=2, pe_bytes=0, de_bytes=1000)
+    run = make_run(make_record(), other, path="auto")
     row = json.loads(json.dumps(replay._to_json(run)))
     assert row["bytes_by_path"] == {"pe": 1000, "de": 1000}
     assert row["config"]["path"] == "auto"
