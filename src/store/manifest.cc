@@ -57,15 +57,15 @@ void parse_layers(std::istringstream& words, std::vector<std::vector<uint32_t>>&
 
 // "encoding fp8_of_bfloat16 64"
 BlockEncoding parse_encoding(std::istringstream& words) {
-  std::string group;
-  std::string kind;
+  std::string kind, group;
   words >> kind >> group;
+  const std::string named = kind.substr(0, 80) += " " + group;
   for (const auto known :
        {BlockEncoding::Kind::kFp8OfBfloat16, BlockEncoding::Kind::kFp8OfFloat16}) {
     const BlockEncoding encoding{known, number(group, BlockEncoding::kMaxGroup)};
-    if (encoding.to_string() == kind + " " + group) return encoding;
+    if (encoding.to_string() == named) return encoding;
   }
-  refuse("unknown encoding '" + kind.substr(0, 80) + "'");
+  refuse("unknown encoding '" + named + "'");
 }
 
 }  // namespace
