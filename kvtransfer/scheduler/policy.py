@@ -295,27 +295,25 @@ class Scheduler:
         assert decode is not None
         placement.assigned = True
         hit = request.cached_tokens
-        on_decode = self._decode_reads(hit, prefill.load.disk, decode.load.disk)
+        path, on_decode = self._choose_path(hit, prefill.load.disk, decode.load.disk)
         for engine, reads in ((prefill, hit - on_decode), (decode, on_decode)):
             if reads:
                 self._add_reads(engine, request, reads)
-        path: ReadPath = "split"
-        if self.path in ("pe", "de"):
-            path = "pe" if self.path == "pe" else "de"
-        elif on_decode in (0, hit):
-            path = "pe" if on_decode == 0 and (hit or self._side(prefill, decode) == "pe") else "de"
         return Assignment(request, prefill.load.engine, decode.load.engine, path, on_decode)
 
-    def _side(self, prefill: _Engine, decode: _Engine) -> ReadPath:
-        return choose_side(prefill.load.disk, decode.load.disk)
-
-    def _decode_reads(self, hit: int, prefill: Disk, decode: Disk) -> int:
-        if self.path == "split":
-            return split_decode_tokens(
+    def _choose_path(self, hit: int, prefill: Disk, decode: Disk) -> tuple[ReadPath, int]:
+        """The read path, and the hit tokens that the DE reads."""
+        if self.path == "split" and hit:
+            tokens = split_decode_tokens(
                 hit, self.block_tokens, prefill, decode, self.network_tokens_per_s
             )
-        side = choose_side(prefill, decode) if self.path == "auto" else self.path
-        return 0 if side == "pe" else hit
+            if 0 < tokens < hit:
+                return "split", tokens
+            return ("de" if tokens else "pe"), tokens
+        side = choose_side(prefill, decode)
+        if self.path in ("pe", "de"):
+            side = "pe" if self.path == "pe" else "de"
+        return side, 0 if side == "pe" else hit
 
     def _add_reads(self, engine: _Engine, request: Request, reads: int) -> None:
         disk = engine.load.disk
