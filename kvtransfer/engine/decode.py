@@ -29,7 +29,7 @@ from kvtransfer.engine.messages import (
     pack_tokens,
     unpack_tokens,
 )
-from kvtransfer.engine.persist import NO_SLOTS, DecodeRequest, Persister
+from kvtransfer.engine.persist import NO_SLOTS, DecodeRequest, Persister, Side
 from kvtransfer.engine.sequences import ResidentSequence
 from kvtransfer.engine.storage import failed_itself, is_unwell
 from kvtransfer.keys import chain_keys
@@ -115,24 +115,26 @@ class DecodeEngine(Engine):
         request = self._current(message.request_id, message.life, message.attempt)
         if request is None:
             return
-        most = min(request.max_hit_blocks, message.max_hit_blocks)
         self._drain_load(request)
-        before = set(request.unwell)
         reason = message.reason
-        if message.pe_unwell:
-            request.unwell.add("pe")
+        self._blame(request, "pe", message.pe_unwell, message.max_hit_blocks)
         if request.load is not None and failed_itself(request.load):
             assert request.load.error is not None
             reason = request.load.error[1]
-            if is_unwell(request.load) and "de" not in before:
-                request.unwell.add("de")
-            else:
-                most = min(most, request.load.blocks)
+            self._blame(request, "de", is_unwell(request.load), request.load.blocks)
         request.failures.append(reason)
         self._close_receive(request)
-        request.max_hit_blocks = most
         request.attempt += 1
         self._offer(request)
+
+    @staticmethod
+    def _blame(request: DecodeRequest, side: Side, unwell: bool, good_blocks: int) -> None:
+        """The first side whose storage fails is left to the other, which may restore more. What is bad
+        or gone is so for both, and after that one nobody is left: the prefix shrinks."""
+        if unwell and request.unwell is None:
+            request.unwell = side
+        else:
+            request.max_hit_blocks = min(request.max_hit_blocks, good_blocks)
 
     def _on_lost(self, message: EngineLost) -> None:
         self._connected.discard(message.engine)

@@ -43,7 +43,6 @@ class PrefillRequest:
     tokens: npt.NDArray[np.uint32]
     admit: Admit | None = None
     begun: bool = False
-    unwell: bool = False  # our storage failed in an earlier attempt
     doomed: bool = (
         False  # its DE or its assignment is gone: drop it as soon as nothing is in flight
     )

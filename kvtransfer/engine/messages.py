@@ -161,7 +161,7 @@ class PrefillDone(_Message):
 class Restart(_Message):
     """PE -> DE: this attempt failed and is drained; admit again with at most so many hit blocks.
 
-    ``pe_unwell``: the PE could not read from its storage, so the other side should."""
+    ``pe_unwell``: the PE could not read from its storage; the other side may get further."""
 
     request_id: int
     life: int

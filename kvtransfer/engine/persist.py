@@ -34,7 +34,7 @@ class DecodeRequest:
     span: ArenaSpan | None = None
     attempt: int = 0
     max_hit_blocks: int = 0
-    unwell: set[Side] = field(default_factory=set)  # sides whose storage failed
+    unwell: Side | None = None  # the side whose storage failed first
     hit_blocks: int = 0  # the head of the prefix, which this side loads
     load: Ticket | None = None
     source: LayerStream | None = None
@@ -63,7 +63,8 @@ class DecodeRequest:
         both: set[Side] = {"pe", "de"}
         path = self.assign.read_path
         wanted = both if path == "split" else both & {path}
-        return (wanted - self.unwell) or (both - self.unwell) or wanted
+        unwell = {self.unwell}
+        return (wanted - unwell) or (both - unwell)
 
     @property
     def wanted_tokens(self) -> int:

@@ -351,10 +351,8 @@ class PrefillEngine(Engine):
             if failed_itself(request.load):
                 assert request.load.error is not None
                 reason = request.load.error[1]
-                unwell = is_unwell(request.load) and not request.unwell
-                request.unwell |= unwell
-                if not unwell:  # the other side can't do better
-                    most = min(most, request.decode_blocks + request.load.blocks)
+                unwell = is_unwell(request.load)
+                most = min(most, request.decode_blocks + request.load.blocks)
         self._reset(request)
         if admit.attempt + 1 >= self.config.max_attempts:
             self._give_up(request, f"{admit.attempt + 1} attempts failed, the last with: {reason}")

@@ -92,8 +92,16 @@ def swap(path: Path) -> None:
     shutil.copyfile(other, path)
 
 
+def unreadable(path: Path) -> None:
+    """For either side an I/O error, not a bad block: there is a directory in its place."""
+    path.unlink()
+    path.mkdir()
+
+
 @pytest.mark.parametrize("path", ["pe", "de", "split"])
-@pytest.mark.parametrize("damage", [flip, truncate, swap, Path.unlink], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "damage", [flip, truncate, swap, unreadable, Path.unlink], ids=lambda f: f.__name__
+)
 def test_damaged_blocks_cost_a_recompute_and_nothing_else(
     tmp_path: Path, path: str, damage: Callable[[Path], None]
 ) -> None:
