@@ -115,7 +115,7 @@ EQUALITIES = [
 # 660B, 64K: how much shorter than Basic, in percent, cumulative.
 ABLATION = [
     (mode, percent, _config("deepseek-v3.2", (2, 4), "64k", 1024, mode))
-    for mode, percent in (("layerwise", 17.2), ("dual_path", 38.2), ("dualpath", 45.6))
+    for mode, percent in (("layerwise", 17.2), ("round_robin", 38.2), ("dualpath", 45.6))
 ]
 
 
@@ -136,7 +136,7 @@ ONLINE = [
 ]
 
 # Storage NICs, largest over mean: round robin and the paper's policy.
-BALANCE = [("dual_path", 1.53), ("dualpath", 1.18)]
+BALANCE = [("round_robin", 1.53), ("dualpath", 1.18)]
 
 SCALE = [
     Point(

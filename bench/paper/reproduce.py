@@ -23,9 +23,9 @@ from kvtransfer.sim import Agents, SimConfig, simulate
 
 OUT = Path("out/paper")
 TTFT_S = 4.0
-ONLINE_S = 1800.0
-RATE_STEP = 0.05
-MOST_STEPS = 40
+ONLINE_S = 5400.0  # several times what an agent takes: the load has stopped growing
+RATE_STEP = 0.02
+MOST_STEPS = 50
 
 
 def run(config: SimConfig, until: float = float("inf")) -> dict[str, float]:

@@ -73,7 +73,7 @@ def plan_cluster(
     """``gpu_flops_per_s``: what prefill really gets out of one GPU (peak times utilisation)."""
     if gpu_flops_per_s <= 0:
         raise InvalidArgument("a GPU's speed must be positive")
-    load_bytes = max(turn.hit_tokens * model.kv_bytes_per_token, 1.0)
+    load_bytes = max(turn.hit_tokens * model.stored_bytes_per_token, 1.0)
     resource, share = loads(shape, prefill, decode).binding(shape)
     both = (prefill + decode) * shape.storage_bytes_per_s / share / load_bytes
     _, single_share = loads(shape, prefill, decode, de_path=False).binding(shape)

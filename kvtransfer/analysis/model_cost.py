@@ -20,9 +20,9 @@ class ModelCost:
 
     ``flops_per_token``: per new token, whatever its context. ``flops_per_pair``: per new token and
     token of context. ``flops_per_selected``: the same for at most ``selected_tokens`` of the context
-    (sparse top-k, sliding windows). ``kv_bytes_per_token``: in the store. ``weight_bytes``: read once
-    per decode step. ``index_bytes_per_token``: what a sparse model's indexer reads of its context.
-    ``layers``: how finely a prefill can be overlapped with its loading.
+    (sparse top-k, sliding windows). ``kv_bytes_per_token``: what attention reads, as Table 1 counts it;
+    ``index_bytes_per_token``: what a sparse model's indexer reads. Both are stored. ``weight_bytes``:
+    read once per decode step. ``layers``: how finely a prefill can be overlapped with its loading.
     """
 
     name: str
@@ -34,6 +34,10 @@ class ModelCost:
     selected_tokens: int = 0
     weight_bytes: float = 0.0
     index_bytes_per_token: int = 0
+
+    @property
+    def stored_bytes_per_token(self) -> int:
+        return self.kv_bytes_per_token + self.index_bytes_per_token
 
     def forward_flops(self, cached: float, new: float) -> float:
         """Of ``new`` tokens behind ``cached`` ones; attention is counted over the context's mean."""

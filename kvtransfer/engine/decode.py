@@ -35,6 +35,7 @@ from kvtransfer.engine.storage import failed_itself, is_unwell
 from kvtransfer.keys import chain_keys
 from kvtransfer.models import SequenceSlice
 from kvtransfer.stream import LayerStream
+from kvtransfer.transport import Ticket
 
 __all__ = ["DecodeEngine"]
 
@@ -68,7 +69,10 @@ class DecodeEngine(Engine):
                 request.prefill_done = message
                 request.receive.set_expected(message.arrivals)
         elif isinstance(message, Restart):
-            self._on_restart(message)
+            request = self._current(message.request_id, message.life, message.attempt)
+            if request is not None:
+                request.restart = message
+                self._cancel_load(request)
         elif isinstance(message, GaveUp):
             request = self._requests.get(message.request_id)
             if request is not None and request.assign.life == message.life:
@@ -111,21 +115,34 @@ class DecodeEngine(Engine):
             timeout_s=self.config.deadline_s,
         )
 
-    def _on_restart(self, message: Restart) -> None:
-        request = self._current(message.request_id, message.life, message.attempt)
-        if request is None:
-            return
-        self._drain_load(request)
-        reason = message.reason
-        self._blame(request, "pe", message.pe_unwell, message.max_hit_blocks)
-        if request.load is not None and failed_itself(request.load):
-            assert request.load.error is not None
-            reason = request.load.error[1]
-            self._blame(request, "de", is_unwell(request.load), request.load.blocks)
+    def _restart(self, request: DecodeRequest, message: Restart) -> None:
+        """Another attempt. REQUIRES: the load of the last one is done."""
+        load, request.restart = request.load, None
+        reason, unwell = message.reason, message.unwell
+        self._blame(request, unwell or "pe", bool(unwell), message.max_hit_blocks)
+        if load is not None and load.error is None:  # what it brought needn't be read again
+            self._account_load(request, load)
+            request.good_blocks = request.hit_blocks
+        elif load is not None and failed_itself(load) and unwell != "de":
+            assert load.error is not None
+            reason = load.error[1]
+            self._blame(request, "de", is_unwell(load), request.good_blocks + load.blocks)
         request.failures.append(reason)
         self._close_receive(request)
         request.attempt += 1
-        self._offer(request)
+        if load is not None and load.error is not None:
+            self._admit_again(request)
+        else:
+            self._offer(request)
+
+    def _admit_again(self, request: DecodeRequest) -> None:
+        """With other slots: a read that hung may still come back and write into these."""
+        request.good_blocks = 0
+        self._release_buffer(request)
+        assert request.span is not None
+        self.arena.free(request.span)
+        request.span = None
+        self._waiting.appendleft(request.request_id)
 
     @staticmethod
     def _blame(request: DecodeRequest, side: Side, unwell: bool, good_blocks: int) -> None:
@@ -162,7 +179,10 @@ class DecodeEngine(Engine):
         while self._waiting and self._admit(self._requests[self._waiting[0]]):
             pass
         for request in list(self._requests.values()):
-            if not request.decoding and self._arrived(request):
+            if request.restart is not None:
+                if request.load is None or request.load.done:
+                    self._restart(request, request.restart)
+            elif not request.decoding and self._arrived(request):
                 self._land(request)
         active = [r for r in self._requests.values() if r.decoding and not r.complete]
         if active:
@@ -229,14 +249,17 @@ class DecodeEngine(Engine):
         if "pe" in request.readers:
             most = min(most, request.assign.decode_tokens // self.config.block_tokens)
         keys = request.keys[:most]
-        request.hit_blocks = self.store.lookup(keys, self.root_key)
-        if request.hit_blocks == 0:
+        kept = min(request.good_blocks, most)
+        request.hit_blocks = hit = max(self.store.lookup(keys, self.root_key), kept)
+        if hit == 0:
             return
-        request.source = self.traffic.make_stream(request.hit_blocks)
+        request.source = self.traffic.make_stream(hit - kept)
+        if hit == kept:
+            return
         request.load = self.traffic.load(
-            keys=keys[: request.hit_blocks],
-            parent=self.root_key,
-            slots=request.slots[: request.hit_blocks],
+            keys=keys[kept:hit],
+            parent=keys[kept - 1].tobytes() if kept else self.root_key,
+            slots=request.slots[kept:hit],
             parts=self.parts,
             into=request.source,
             timeout_s=self.config.deadline_s,
@@ -248,6 +271,12 @@ class DecodeEngine(Engine):
         if request.prefill_done is None or stream is None:
             return False
         return all(stream.ready(layer) for layer in range(stream.num_layers))
+
+    @staticmethod
+    def _account_load(request: DecodeRequest, load: Ticket) -> None:
+        request.load_s += load.seconds
+        request.load_end_ns = load.end_ns
+        request.loaded_bytes += load.num_bytes
 
     def _land(self, request: DecodeRequest) -> None:
         """DE buffer -> device, full blocks -> store, and the buffer is given back."""
@@ -265,9 +294,7 @@ class DecodeEngine(Engine):
         )
         if request.load is not None:
             request.load.wait(self.config.deadline_s)
-            request.load_s += request.load.seconds
-            request.load_end_ns = request.load.end_ns
-            request.loaded_bytes += request.load.num_bytes
+            self._account_load(request, request.load)
         full = request.prompt_tokens // self.config.block_tokens
         request.persisted = done.stats.hit_blocks
         if full > request.persisted:
@@ -353,10 +380,16 @@ class DecodeEngine(Engine):
         )
         self._drop(request)
 
-    def _drain_load(self, request: DecodeRequest) -> None:
+    @staticmethod
+    def _cancel_load(request: DecodeRequest) -> None:
         for ticket in (request.serve, request.load):
             if ticket is not None:
                 ticket.cancel()
+
+    def _drain_load(self, request: DecodeRequest) -> None:
+        self._cancel_load(request)
+        for ticket in (request.serve, request.load):
+            if ticket is not None:
                 ticket.wait(self.config.deadline_s + 1.0)
 
     def _close_receive(self, request: DecodeRequest) -> None:

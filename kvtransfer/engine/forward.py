@@ -37,7 +37,8 @@ class PrefillRequest:
     """A request on the prefill side. Of its ``hit_blocks`` the DE loads the first ``decode_blocks``
     (``remote`` tells which of their layers can be read there), we load the others into ``slots``
     (``source`` tells of their layers). ``computed`` tokens have their KV in the hit blocks or the DE
-    buffer."""
+    buffer. ``kept``: blocks [first, end) that an earlier attempt loaded; the last of ``slots`` hold
+    them."""
 
     assign: Assign
     tokens: npt.NDArray[np.uint32]
@@ -53,6 +54,10 @@ class PrefillRequest:
     source: LayerStream | None = None
     remote: LayerStream | None = None
     receive_tag: int | None = None
+    one_side_s: float = 0.0  # when the first of two sides was through
+    kept: tuple[int, int] | None = None
+    kept_bytes: int = 0
+    kept_s: float = 0.0
     computed: int = 0
     chunks: int = 0
     stall_s: npt.NDArray[np.float64] | None = None

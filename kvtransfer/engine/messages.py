@@ -10,7 +10,7 @@ receiver with a warning: a hostile or stale peer can't crash an engine.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -161,14 +161,15 @@ class PrefillDone(_Message):
 class Restart(_Message):
     """PE -> DE: this attempt failed and is drained; admit again with at most so many hit blocks.
 
-    ``pe_unwell``: the PE could not read from its storage; the other side may get further."""
+    ``unwell``: the side that could not read from its storage, or so slowly that the other side, which
+    has read its own part of a split, is to read this one, too."""
 
     request_id: int
     life: int
     attempt: int
     max_hit_blocks: int
     reason: str
-    pe_unwell: bool = False
+    unwell: Literal["", "pe", "de"] = ""
 
 
 class Finished(_Message):

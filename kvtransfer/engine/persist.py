@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtransfer.engine.config import ClusterConfig
-from kvtransfer.engine.messages import Assign, LogitsInfo, PrefillDone
+from kvtransfer.engine.messages import Assign, LogitsInfo, PrefillDone, Restart
 from kvtransfer.keys import chain_keys
 from kvtransfer.memory import BufferPool
 from kvtransfer.models import Arena, ArenaSpan
@@ -36,11 +36,13 @@ class DecodeRequest:
     max_hit_blocks: int = 0
     unwell: Side | None = None  # the side whose storage failed first
     hit_blocks: int = 0  # the head of the prefix, which this side loads
+    good_blocks: int = 0  # of them, what an earlier attempt left in the slots
     load: Ticket | None = None
     source: LayerStream | None = None
     serve: Ticket | None = None
     receive: LayerStream | None = None
     tag: int | None = None
+    restart: Restart | None = None  # asked for; it waits for the load under way
     admitted_at: float = 0.0
     prefill_done: PrefillDone | None = None
     decoding: bool = False

@@ -14,6 +14,7 @@ import os
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal
 
 import zmq
 
@@ -21,7 +22,6 @@ from kvtransfer.engine.base import Engine, send
 from kvtransfer.engine.config import ClusterConfig
 from kvtransfer.engine.forward import (
     NO_PEER,
-    NO_SLOTS,
     Chunk,
     ForwardPass,
     PrefillRequest,
@@ -42,8 +42,8 @@ from kvtransfer.engine.messages import (
     Started,
     unpack_tokens,
 )
+from kvtransfer.engine.prefix import PrefixLoader, layers_ready
 from kvtransfer.engine.storage import failed_itself, is_unwell
-from kvtransfer.keys import chain_keys
 from kvtransfer.scheduler import PrefillWork, form_batch
 
 __all__ = ["LAYER_SLOTS", "PrefillEngine"]
@@ -60,6 +60,7 @@ class PrefillEngine(Engine):
     def __init__(self, config: ClusterConfig, name: str) -> None:
         super().__init__(config, name, LAYER_SLOTS, config.prefill_tokens)
         self._transfers = Transfers(config, self.traffic, self.pool, self.arena)
+        self._prefixes = PrefixLoader(config, self.traffic, self.store, self.pool, self.parts)
         self._requests: dict[int, PrefillRequest] = {}
         self._order: deque[int] = deque()
         self._early_admits: dict[int, Admit] = {}
@@ -144,6 +145,8 @@ class PrefillEngine(Engine):
             request = self._requests[request_id]
             if request.admit is not None and not request.begun:
                 self._begin(request)
+            if request.begun:
+                self._watch_split(request)
         if self._forward is None:
             chunks = self._form_batch()
             if chunks:
@@ -164,7 +167,7 @@ class PrefillEngine(Engine):
         request.begin_ns = time.monotonic_ns()
         request.first_begin_ns = request.first_begin_ns or request.begin_ns
         request.hit_blocks = request.decode_blocks = admit.hit_blocks
-        if admit.pe_reads and not self._begin_load(request, admit):
+        if admit.pe_reads and not self._prefixes.begin(request, admit):
             return
         if admit.hit_blocks:
             request.remote = self.traffic.make_stream(1)
@@ -180,31 +183,6 @@ class PrefillEngine(Engine):
             )
         request.computed = request.hit_blocks * self.config.block_tokens
         request.begun = True
-
-    def _begin_load(self, request: PrefillRequest, admit: Admit) -> bool:
-        """False: the PE buffer is full; tried again when a request has given its slots back."""
-        first = request.decode_blocks
-        keys = chain_keys(self.root_key, request.tokens[:-1], self.config.block_tokens)
-        keys = keys[: admit.max_hit_blocks]
-        # A prefix longer than the whole pool is loaded as far as it fits; the rest is recomputed.
-        hit = min(self.store.lookup(keys, self.root_key), first + self.pool.num_slots)
-        if hit > first:
-            slots = self.pool.acquire(hit - first)
-            if slots is None:
-                return False
-            request.slots = slots
-            request.source = self.traffic.make_stream(hit - first)
-            request.load = self.traffic.load(
-                keys=keys[first:hit],
-                parent=keys[first - 1].tobytes() if first else self.root_key,
-                slots=slots,
-                parts=self.parts,
-                into=request.source,
-                timeout_s=self.config.deadline_s,
-                trace_id=request.request_id,
-            )
-            request.hit_blocks = hit
-        return True
 
     # ------------------------------------------------------------------ forwards
 
@@ -237,9 +215,7 @@ class PrefillEngine(Engine):
         if not sources or any(source.failed for source in sources):
             return True  # nothing to wait for, or the failure is the forward's to report
         layers = sources[0].num_layers
-        arrived = min(
-            next((i for i in range(layers) if not source.ready(i)), layers) for source in sources
-        )
+        arrived = min(layers_ready(source) for source in sources)
         if arrived == layers:
             return True
         if arrived == 0 or not self.config.layerwise:
@@ -323,9 +299,9 @@ class PrefillEngine(Engine):
         return PrefillStats(
             hit_blocks=request.hit_blocks,
             chunks=request.chunks,
-            load_s=load.seconds if load else 0.0,
+            load_s=request.kept_s + (load.seconds if load else 0.0),
             load_end_ns=load.end_ns if load else 0,
-            loaded_bytes=load.num_bytes if load else 0,
+            loaded_bytes=request.kept_bytes + (load.num_bytes if load else 0),
             stall_s=request.stall_s.tolist(),
             compute_s=request.compute_s.tolist(),
             begin_ns=request.first_begin_ns,
@@ -343,7 +319,7 @@ class PrefillEngine(Engine):
         admit = request.admit
         assert admit is not None
         most = admit.max_hit_blocks
-        unwell = False
+        unwell: Literal["", "pe", "de"] = ""
         if request.load is not None:
             # All reads have to be through before the blocks' verdict is final.
             request.load.cancel()
@@ -351,9 +327,33 @@ class PrefillEngine(Engine):
             if failed_itself(request.load):
                 assert request.load.error is not None
                 reason = request.load.error[1]
-                unwell = is_unwell(request.load)
+                unwell = "pe" if is_unwell(request.load) else ""
                 most = min(most, request.decode_blocks + request.load.blocks)
-        self._reset(request)
+        self._begin_again(request, most, reason, unwell)
+
+    def _watch_split(self, request: PrefillRequest) -> None:
+        """Before its forward: when one side of its split is far behind, the other reads its part."""
+        admit = request.admit
+        if admit is None or self._is_running(request) or request.chunks:
+            return
+        slow = self._prefixes.slow_side(request)
+        if slow is not None and admit.attempt + 1 < self.config.max_attempts:
+            reason = f"the {slow.upper()} is slow to read its part of a split"
+            self._begin_again(request, admit.max_hit_blocks, reason, slow, keep=slow == "de")
+
+    def _begin_again(
+        self,
+        request: PrefillRequest,
+        most: int,
+        reason: str,
+        unwell: Literal["", "pe", "de"],
+        *,
+        keep: bool = False,
+    ) -> None:
+        """Asks the DE for another attempt with at most ``most`` blocks of the prefix."""
+        admit = request.admit
+        assert admit is not None
+        self._reset(request, keep=keep)
         if admit.attempt + 1 >= self.config.max_attempts:
             self._give_up(request, f"{admit.attempt + 1} attempts failed, the last with: {reason}")
             return
@@ -365,7 +365,7 @@ class PrefillEngine(Engine):
                 attempt=admit.attempt,
                 max_hit_blocks=most,
                 reason=reason,
-                pe_unwell=unwell,
+                unwell=unwell,
             ),
         )
 
@@ -379,21 +379,23 @@ class PrefillEngine(Engine):
         self._tell_decode(request, GaveUp(request_id=request.request_id, life=life, reason=reason))
         self._drop(request)
 
-    def _reset(self, request: PrefillRequest) -> None:
-        """Back to before its admission. REQUIRES: no forward of it is running."""
-        if request.load is not None:
-            request.load.cancel()
-            request.load.wait(self.config.deadline_s + 1.0)
-        if len(request.slots):
-            self.pool.release(request.slots)
+    def _reset(self, request: PrefillRequest, *, keep: bool = False) -> None:
+        """Back to before its admission, but for what was loaded if that is to be kept. REQUIRES: no
+        forward of it is running."""
+        self._prefixes.end(request, keep=keep)
         if request.receive_tag is not None:
             self.traffic.close_receive(request.receive_tag)
         request.admit = None
         request.begun = False
         request.hit_blocks = request.decode_blocks = request.computed = request.chunks = 0
-        request.slots = NO_SLOTS
-        request.load = request.source = request.remote = request.receive_tag = None
+        request.remote = request.receive_tag = None
+        request.one_side_s = 0.0
         request.stall_s = request.compute_s = None
+
+    def _is_running(self, request: PrefillRequest) -> bool:
+        return self._forward is not None and any(
+            chunk.request is request for chunk in self._forward[0].chunks
+        )
 
     def _drop(self, request: PrefillRequest) -> None:
         """Forgets a request, at once or when its running forward has come to its end."""

@@ -11,7 +11,7 @@ from kvtransfer.scheduler.batch import (
 from kvtransfer.scheduler.decode import DecodeGroups, assign_decode
 from kvtransfer.scheduler.policy import PathPolicy, Scheduler
 from kvtransfer.scheduler.prefill import PrefillEngines
-from kvtransfer.scheduler.read_path import choose_side, split_decode_tokens
+from kvtransfer.scheduler.read_path import choose_side, split_decode_tokens, takes_over
 from kvtransfer.scheduler.types import (
     Assignment,
     Disk,
@@ -43,4 +43,5 @@ __all__ = [
     "choose_side",
     "form_batch",
     "split_decode_tokens",
+    "takes_over",
 ]

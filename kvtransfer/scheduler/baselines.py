@@ -1,7 +1,7 @@
 """Other ways to choose engines, behind the same interface: what the paper's policy is compared with.
 
-``round_robin`` takes the next engine in turn; ``least_tokens`` the one with the fewest unfinished
-tokens; ``affinity`` the one its session always had. None of these looks at disk queues or limits what a
+``round_robin`` takes the next engine, and the sides' disks in turn; ``least_tokens`` the engine with
+the fewest unfinished tokens; ``affinity`` the one its session always had. None of these limits what a
 prefill engine is given; a decode engine must have the memory.
 
 ``aware`` looks further than the paper's policy: decode groups are chosen by what their disks have to

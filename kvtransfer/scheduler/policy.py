@@ -103,6 +103,8 @@ class Scheduler:
         self._decode: DecodeGroups = DecodeBaseline(balance)
         if balance in ("paper", "aware"):
             self._decode = DecodeGroups() if balance == "paper" else AwareDecode()
+        self._takes_turns = balance == "round_robin"
+        self._turn = False  # of the PE, the last time
         self._prefill_queue: deque[Request] = deque()
         self._decode_queue: deque[Request] = deque()
         self._dirty: dict[str, None] = {}  # groups that may be able to take what waits there
@@ -310,9 +312,14 @@ class Scheduler:
             if 0 < tokens < hit:
                 return "split", tokens
             return ("de" if tokens else "pe"), tokens
-        side = choose_side(prefill, decode)
+        side: Literal["pe", "de"]
         if self.path in ("pe", "de"):
             side = "pe" if self.path == "pe" else "de"
+        elif self._takes_turns:
+            self._turn = not self._turn
+            side = "pe" if self._turn else "de"
+        else:
+            side = choose_side(prefill, decode)
         return side, 0 if side == "pe" else hit
 
     def _add_reads(self, engine: _Engine, request: Request, reads: int) -> None:

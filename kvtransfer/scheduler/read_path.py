@@ -7,7 +7,10 @@ from typing import Literal
 
 from kvtransfer.scheduler.types import Disk
 
-__all__ = ["choose_side", "finish_s", "split_decode_tokens"]
+__all__ = ["choose_side", "finish_s", "split_decode_tokens", "takes_over"]
+
+TAKE_OVER_FACTOR = 2.0  # sooner, at least, or what was read before wouldn't pay
+TAKE_OVER_FLOOR_S = 0.05
 
 
 def choose_side(prefill: Disk, decode: Disk) -> Literal["pe", "de"]:
@@ -68,6 +71,19 @@ def split_decode_tokens(
         candidates,
         key=lambda tokens: finish_s(hit_tokens, tokens, prefill, decode, network_tokens_per_s),
     )
+
+
+def takes_over(
+    tokens: int, other_tokens: int, other_s: float, elapsed_s: float, done: float
+) -> bool:
+    """Whether a side of a split is so slow that the other, which has read its own ``other_tokens`` in
+    ``other_s``, should read the slow side's ``tokens`` as well.
+
+    ``done`` is the share of them that the slow side has after ``elapsed_s``. Both sides' speeds are
+    those of this very load, so what slows all storage down alike moves nothing.
+    """
+    left_s = elapsed_s * (1 - done) / done if done > 0 else math.inf
+    return left_s > TAKE_OVER_FACTOR * other_s * tokens / other_tokens + TAKE_OVER_FLOOR_S
 
 
 def _rates(prefill: Disk, decode: Disk) -> tuple[float, float]:

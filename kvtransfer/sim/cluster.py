@@ -25,7 +25,9 @@ __all__ = ["SimCluster", "paper_limits"]
 def paper_limits(config: SimConfig, work: list[Script]) -> Limits:
     """alpha: tokens readable in 3 s; beta: tokens (context and all) a GPU gets through in 5 s."""
     hardware = config.hardware
-    rate = hardware.snic_bytes_per_s * hardware.storage_efficiency / config.cost.kv_bytes_per_token
+    rate = (
+        hardware.snic_bytes_per_s * hardware.storage_efficiency / config.cost.stored_bytes_per_token
+    )
     hits = sum(sum(s.hit) for s in work)
     new = sum(sum(s.new) for s in work)
     turns = sum(len(s) for s in work)
@@ -52,7 +54,8 @@ class SimCluster:
             how.path,
             block_tokens=config.block_tokens,
             balance=how.balance,
-            network_tokens_per_s=config.hardware.cnic_bytes_per_s / config.cost.kv_bytes_per_token,
+            network_tokens_per_s=config.hardware.cnic_bytes_per_s
+            / config.cost.stored_bytes_per_token,
         )
         self.prefill: dict[str, PrefillGpu] = {}
         self.decode: dict[str, DecodeGpu] = {}
@@ -67,7 +70,9 @@ class SimCluster:
 
     def _add_node(self, kind: str, number: int) -> None:
         config = self.config
-        node = Node(self.kernel, f"{kind}{number}", config.hardware, config.cost.kv_bytes_per_token)
+        node = Node(
+            self.kernel, f"{kind}{number}", config.hardware, config.cost.stored_bytes_per_token
+        )
         self.nodes.append(node)
         for index in range(config.hardware.gpus_per_node):
             name = f"{kind}{number}.{index}"

@@ -32,12 +32,12 @@ class Hardware(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     gpu_flops_per_s: float = 989e12
     hbm_bytes_per_s: float = 3.35e12
     hbm_bytes: float = 80e9
-    hbm_reserve: float = 0.25  # of the HBM: activations, buffers
+    hbm_reserve: float = 0.1  # of the HBM: activations, buffers; customary, not fitted
     host_bytes: float = 1e12  # a node's PE or DE buffers together
     prefill_utilisation: float = 0.35
     decode_utilisation: float = 0.093  # of weights and selected KV: experts apart, sparse attention
     dense_utilisation: float = 0.5  # of KV that is read whole; customary, not fitted
-    storage_efficiency: float = 0.49
+    storage_efficiency: float = 0.53
     forward_overhead_s: float = 0.0  # of a prefill batch
     step_overhead_s: float = 0.016  # of a decode step
     turn_overhead_s: float = 0.05  # of a turn: tool call, messages, sampling
@@ -65,7 +65,7 @@ class Mode(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 MODES = {
     "basic": Mode("pe", layerwise=False, balance="round_robin"),
     "layerwise": Mode("pe", balance="round_robin"),
-    "dual_path": Mode("auto", balance="round_robin"),
+    "round_robin": Mode("auto", balance="round_robin"),
     "dualpath": Mode("auto"),
     "aware": Mode("auto", balance="aware"),
     "least_tokens": Mode("auto", balance="least_tokens"),

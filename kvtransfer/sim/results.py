@@ -128,7 +128,7 @@ class Recorder:
         reads = np.array([[0] * len(cluster.nodes)] + [row for _, row, _ in self._snapshots])
         busy = np.array([[0.0] * len(cluster.prefill)] + [row for _, _, row in self._snapshots])
         seconds = np.maximum(np.diff(times), 1e-9)
-        kv, hardware = cluster.config.cost.kv_bytes_per_token, cluster.config.hardware
+        kv, hardware = cluster.config.cost.stored_bytes_per_token, cluster.config.hardware
         rates = np.diff(reads, axis=0) * kv / seconds[:, None]
         used = [i for i, node in enumerate(cluster.nodes) if node.read_tokens]
         names = [node.name for node in cluster.nodes]

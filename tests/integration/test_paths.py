@@ -112,6 +112,26 @@ def test_a_side_that_does_not_answer_in_time_is_replaced_by_the_other(tmp_path: 
         assert (last.de_bytes > 0) == (slow == "pe0")
 
 
+@pytest.mark.parametrize("slow", ["pe0", "de0"])
+def test_a_side_that_turns_out_slow_leaves_its_part_to_the_other(tmp_path: Path, slow: str) -> None:
+    """The first split halves: nothing is measured yet. The side that is through reads the other half
+    and keeps its own; from then on the slow side is given little."""
+    other = "de0" if slow == "pe0" else "pe0"
+    caps = {slow: 40_000, other: 8_000_000}
+    config = make_config(tmp_path, path="split", storage_read_caps=caps)
+    run, report = serve_and_verify(config, make_sessions(count=1, turns=4))
+    check(run, report)
+    first = next(r for r in run.records if r.hit_blocks)
+    assert first.attempts == 2
+    assert "slow to read its part of a split" in first.failures[0]
+    sides = {"pe0": first.pe_bytes, "de0": first.de_bytes}
+    assert sides[other] == first.loaded_bytes == first.hit_blocks * config.layout.full_block_bytes
+    later = [r for r in run.records if r.turn > first.turn]
+    assert sum(r.loaded_bytes for r in later) > 0
+    given = sum(r.pe_bytes if slow == "pe0" else r.de_bytes for r in later)
+    assert given < 0.1 * sum(r.loaded_bytes for r in later)
+
+
 def test_auto_uses_both_sides_with_two_engines_of_each(tmp_path: Path) -> None:
     config = make_config(tmp_path, path="auto", num_prefill=2, num_decode=2)
     run, report = serve_and_verify(config, make_sessions(count=3))
