@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import replace
 
@@ -22,12 +21,9 @@ from kvtransfer.scheduler import (
     Request,
     Scheduler,
     assign_decode,
-    choose_side,
-    split_decode_tokens,
 )
 from kvtransfer.scheduler.decode import balance_bound
 from kvtransfer.scheduler.order import Order
-from kvtransfer.scheduler.read_path import finish_s
 
 sizes = st.integers(1, 5000)
 requests_of = st.lists(sizes, max_size=30).map(
@@ -181,62 +177,6 @@ def test_the_order_is_that_of_the_keys_now(changes: list[tuple[str, int]]) -> No
         first = min(((k, n) for n, k in keys.items()), default=None)
         assert order.first() == (first and ((first[0],), first[1]))
         assert len(order) == len(keys)
-
-
-# ---------------------------------------------------------------------------------- read path
-
-
-def test_the_shorter_disk_queue_reads_and_ties_go_to_the_side_that_read_less() -> None:
-    assert choose_side(Disk(5), Disk(6)) == "pe"
-    assert choose_side(Disk(6), Disk(2, 3)) == "de"
-    assert choose_side(Disk(5, 0, 100), Disk(5, 0, 50)) == "de"
-    assert choose_side(Disk(5, 0, 50), Disk(5, 0, 50)) == "pe"
-
-
-disks = st.builds(
-    Disk,
-    st.integers(0, 100_000),
-    st.integers(0, 1000),
-    st.integers(0, 10),
-    st.one_of(st.just(0.0), st.floats(10, 1e6)),
-)
-
-
-@given(
-    st.integers(0, 100_000),
-    st.integers(1, 512),
-    disks,
-    disks,
-    st.one_of(st.just(math.inf), st.floats(100, 1e6)),
-)
-def test_a_split_is_never_predicted_to_be_later_than_the_better_side_and_is_the_best_one(
-    hit: int, block: int, prefill: Disk, decode: Disk, network: float
-) -> None:
-    hit = hit // block * block
-    tokens = split_decode_tokens(hit, block, prefill, decode, network)
-    assert 0 <= tokens <= hit
-    assert tokens % block == 0
-    if prefill.tokens_per_s == 0 or decode.tokens_per_s == 0:
-        network = math.inf
-    chosen = finish_s(hit, tokens, prefill, decode, network)
-    steps = range(0, hit + 1, max(hit // block // 50, 1) * block)
-    best = min(finish_s(hit, other, prefill, decode, network) for other in steps)
-    assert chosen <= best * (1 + 1e-9)
-
-
-def test_equal_idle_sides_halve_and_a_fast_side_takes_its_share() -> None:
-    assert split_decode_tokens(6400, 64, Disk(), Disk()) == 3200
-    fast, slow = Disk(tokens_per_s=3000), Disk(tokens_per_s=1000)
-    assert split_decode_tokens(6400, 64, fast, slow) == 1600
-    assert split_decode_tokens(6400, 64, slow, fast) == 4800
-    assert split_decode_tokens(6400, 64, Disk(100_000), Disk()) == 6400
-    assert split_decode_tokens(6400, 64, Disk(), Disk(100_000)) == 0
-    assert split_decode_tokens(64, 64, Disk(), Disk()) == 0, "one block can't be shared"
-    assert split_decode_tokens(0, 64, Disk(), Disk()) == 0
-    # Storage so fast that the PE's compute NIC decides: it must not carry more than half twice.
-    near, far = Disk(tokens_per_s=1e6), Disk(5000, tokens_per_s=1e6)
-    assert split_decode_tokens(6400, 64, near, far) == 704
-    assert split_decode_tokens(6400, 64, near, far, 1000.0) == 3200
 
 
 # ---------------------------------------------------------------------------------- the whole
