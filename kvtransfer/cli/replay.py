@@ -8,13 +8,14 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import msgspec
 import typer
 from rich.console import Console
 
 from kvtransfer.errors import InvalidArgument, Unsupported, WorkloadError
+from kvtransfer.scheduler import Balance
 from kvtransfer.workload import TABLE_2, Session, from_trace, generate, read_messages, read_trace
 
 if TYPE_CHECKING:
@@ -42,6 +43,12 @@ def replay(
     path: Annotated[
         str | None, typer.Option(help="pe, de, auto or split; several: pe,split")
     ] = None,
+    balance: Annotated[
+        str,
+        typer.Option(
+            help="who gets a request: paper, aware, round_robin, least_tokens or affinity"
+        ),
+    ] = "paper",
     model: Annotated[str, typer.Option(help="tiny, smollm2 or a local directory")] = "tiny",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
     store: Annotated[
@@ -103,11 +110,12 @@ def replay(
         if name not in ("pe", "de", "auto", "split"):
             raise InvalidArgument(f"--path must be pe, de, auto or split, got {name!r}")
     for option, value, known in (
+        ("balance", balance, get_args(Balance)),
         ("transport", transport, ("shm", "verbs")),
         ("copy", copy, ("cpu", "nic")),
     ):
         if value not in known:
-            raise InvalidArgument(f"--{option} must be {' or '.join(known)}, got {value!r}")
+            raise InvalidArgument(f"--{option} must be of {', '.join(known)}, got {value!r}")
     _check_positive(
         turns=turns,
         sessions=sessions,
@@ -128,6 +136,7 @@ def replay(
         "store_max_bytes": int(store_max_mb * MEGA),
         "num_prefill": prefill,
         "num_decode": decode,
+        "balance": balance,
         "transport": transport,
         "copy": copy,
         "verbs_devices": _devices(verbs_devices) if transport == "verbs" else [],

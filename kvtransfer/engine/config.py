@@ -8,7 +8,7 @@ import msgspec
 
 from kvtransfer.errors import InvalidArgument
 from kvtransfer.layout import BlockLayout
-from kvtransfer.scheduler import AttentionTimeModel
+from kvtransfer.scheduler import AttentionTimeModel, Balance
 
 __all__ = ["ClusterConfig"]
 
@@ -28,6 +28,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_prefill: int = 1
     num_decode: int = 1
     path: Literal["pe", "de", "auto", "split"] = "auto"
+    balance: Balance = "paper"  # others: for comparison, or `aware`
     transport: Literal["shm", "verbs"] = "shm"
     copy: Literal["cpu", "nic"] = "cpu"  # of staged layers; nic needs verbs
     verbs_devices: list[str] = []  # handed to the engines in turn; none: the first active one

@@ -162,14 +162,20 @@ class DecodeEngine(Engine):
 
     def make_report(self) -> Report:
         requests = list(self._requests.values())
-        waiting = sum(self._requests[i].wanted_tokens for i in self._waiting)
+        waiting = [self._requests[i] for i in self._waiting]
+        moving = [r for r in requests if not r.decoding]
         return Report(
             engine=self.name,
             unfinished_requests=len(requests),
             unfinished_tokens=sum(len(r.tokens) for r in requests),
-            read_queue_tokens=self.traffic.read_queue_tokens,
+            read_queue_tokens=self.traffic.read_queue_tokens
+            + sum(r.assign.decode_tokens for r in waiting),
             read_tokens_per_s=self.read_rate.tokens_per_s,
-            free_tokens=max(self.arena.free_tokens - waiting, 0),
+            free_tokens=max(self.arena.free_tokens - sum(r.wanted_tokens for r in waiting), 0),
+            buffer_tokens=self.pool.available * self.config.block_tokens
+            - sum(r.prompt_tokens for r in waiting),
+            network_tokens=sum(r.assign.decode_tokens for r in moving),
+            memory_tokens=sum(2 * r.prompt_tokens + r.assign.decode_tokens for r in moving),
             seen=[r.request_id for r in requests],
         )
 

@@ -70,7 +70,8 @@ class Started(_Message):
 
 
 class Report(_Message):
-    """seq_e, tok_e, read_q, free HBM; ``seen`` are the request ids contained in them."""
+    """seq_e, tok_e, read_q, free HBM; ``seen`` are the request ids contained in them. The last three:
+    what the policy ``aware`` looks at (scheduler.EngineReport)."""
 
     engine: str
     unfinished_requests: int
@@ -79,6 +80,9 @@ class Report(_Message):
     free_tokens: int
     seen: list[int]
     read_tokens_per_s: float = 0.0  # of its storage while it was reading, 0 before it ever did
+    buffer_tokens: int = 0
+    network_tokens: int = 0
+    memory_tokens: int = 0
 
 
 class Submit(_Message):
@@ -97,7 +101,8 @@ class Assign(_Message):
     prefill: str
     decode: str
     read_path: str
-    decode_tokens: int = 0  # of a split prefix: what the DE reads, the rest is the PE's
+    cached_tokens: int = 0  # of the prefix, as far as is known
+    decode_tokens: int = 0  # of them, what the DE reads; the rest is the PE's
 
 
 class Admit(_Message):

@@ -127,13 +127,18 @@ class PrefillEngine(Engine):
 
     def make_report(self) -> Report:
         requests = list(self._requests.values())
+        own = [r.assign.cached_tokens - r.assign.decode_tokens for r in requests]
+        waiting = sum(n for n, r in zip(own, requests, strict=True) if not r.begun)
         return Report(
             engine=self.name,
             unfinished_requests=len(requests),
             unfinished_tokens=sum(len(r.tokens) for r in requests),
-            read_queue_tokens=self.traffic.read_queue_tokens,
+            read_queue_tokens=self.traffic.read_queue_tokens + waiting,
             read_tokens_per_s=self.read_rate.tokens_per_s,
             free_tokens=0,
+            buffer_tokens=self.pool.available * self.config.block_tokens - waiting,
+            network_tokens=2 * sum(own),
+            memory_tokens=2 * sum(own),
             seen=[r.request_id for r in requests],
         )
 

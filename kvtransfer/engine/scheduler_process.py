@@ -56,6 +56,7 @@ class SchedulerProcess:
             Limits(config.alpha, config.beta),
             config.path,
             block_tokens=config.block_tokens,
+            balance=config.balance,
             network_tokens_per_s=config.network_cap / config.layout.bytes_per_token or math.inf,
         )
         self._pending: dict[int, _Pending] = {}
@@ -84,7 +85,7 @@ class SchedulerProcess:
             except Mismatch as error:
                 log.warning("scheduler: dropped a message of %s: %s", sender, error)
                 continue
-            for assignment in self._policy.fetch() if self._started else []:
+            for assignment in self._policy.fetch(time.monotonic()) if self._started else []:
                 self._dispatch(assignment)
         self._context.destroy(linger=2000)
 
@@ -146,6 +147,10 @@ class SchedulerProcess:
                 read_queue_tokens=message.read_queue_tokens,
                 free_tokens=message.free_tokens,
                 read_tokens_per_s=message.read_tokens_per_s,
+                buffer_tokens=message.buffer_tokens,
+                network_tokens=message.network_tokens,
+                memory_tokens=message.memory_tokens,
+                at_s=time.monotonic(),
             ),
             frozenset(message.seen),
         )
@@ -177,6 +182,7 @@ class SchedulerProcess:
             prefill=assignment.prefill,
             decode=assignment.decode,
             read_path=assignment.read_path,
+            cached_tokens=assignment.request.cached_tokens,
             decode_tokens=assignment.decode_tokens,
         )
         for engine in pending.engines:

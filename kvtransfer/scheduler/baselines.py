@@ -3,33 +3,20 @@
 ``round_robin`` takes the next engine, and the sides' disks in turn; ``least_tokens`` the engine with
 the fewest unfinished tokens; ``affinity`` the one its session always had. None of these limits what a
 prefill engine is given; a decode engine must have the memory.
-
-``aware`` looks further than the paper's policy: decode groups are chosen by what their disks have to
-read, too, so that the shorter of the two disk queues that a pair offers is short more often.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+from kvtransfer.scheduler.aware import AwarePrefill
 from kvtransfer.scheduler.decode import DecodeGroup, DecodeGroups
 from kvtransfer.scheduler.prefill import PrefillEngines
 from kvtransfer.scheduler.types import EngineLoad, Limits, Request
 
-__all__ = ["PREFILL_POLICIES", "AwareDecode", "Balance", "DecodeBaseline"]
+__all__ = ["PREFILL_POLICIES", "Balance", "DecodeBaseline"]
 
 Balance = Literal["paper", "aware", "round_robin", "least_tokens", "affinity"]
-
-
-DISK_WEIGHT = 4.0  # of a token to read, in tokens of a decode group's load
-
-
-class AwareDecode(DecodeGroups):
-    watches_disks = True
-
-    def key(self, group: DecodeGroup) -> float:
-        queued = {id(e.disk): e.disk.queue_tokens for e in group.engines.values()}
-        return group.load + DISK_WEIGHT * sum(queued.values())
 
 
 class _LeastRecentlyPicked(PrefillEngines):
@@ -67,7 +54,7 @@ class _Affinity(PrefillEngines):
 
 PREFILL_POLICIES: dict[str, type[PrefillEngines]] = {
     "paper": PrefillEngines,
-    "aware": PrefillEngines,
+    "aware": AwarePrefill,
     "round_robin": _LeastRecentlyPicked,
     "least_tokens": _LeastTokens,
     "affinity": _Affinity,

@@ -12,12 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kvtransfer.errors import InvalidArgument
-from kvtransfer.scheduler.baselines import (
-    PREFILL_POLICIES,
-    AwareDecode,
-    Balance,
-    DecodeBaseline,
-)
+from kvtransfer.scheduler.aware import AwareDecode, Speeds, aged, quicker_side
+from kvtransfer.scheduler.baselines import PREFILL_POLICIES, Balance, DecodeBaseline
 from kvtransfer.scheduler.decode import DecodeGroups
 from kvtransfer.scheduler.prefill import PrefillEngines
 from kvtransfer.scheduler.read_path import choose_side, split_decode_tokens
@@ -73,7 +69,8 @@ class Scheduler:
 
     A decision costs O(log engines) (``bench/bench_scheduler.py``); memory is that of the engines and
     the unfinished requests. ``balance`` other than ``paper`` is for comparison.
-    ``network_tokens_per_s`` is what a compute NIC moves, for splits; infinite where it doesn't matter.
+    ``network_tokens_per_s`` is what a compute NIC moves, for splits and ``aware``, which also looks at
+    ``memory_tokens_per_s``, what a node's memory does; infinite where they don't matter.
     """
 
     def __init__(
@@ -84,6 +81,7 @@ class Scheduler:
         block_tokens: int = 64,
         balance: Balance = "paper",
         network_tokens_per_s: float = math.inf,
+        memory_tokens_per_s: float = math.inf,
     ) -> None:
         if path not in ("pe", "de", "auto", "split"):
             raise InvalidArgument(f"path must be pe, de, auto or split, got {path!r}")
@@ -92,7 +90,8 @@ class Scheduler:
         self.limits = limits
         self.path: PathPolicy = path
         self.block_tokens = block_tokens
-        self.network_tokens_per_s = network_tokens_per_s
+        self.speeds = Speeds(network_tokens_per_s, memory_tokens_per_s)
+        self._now_s = 0.0
         self._pe: dict[str, _Engine] = {}
         self._de: dict[str, _Engine] = {}
         self._disks: dict[str, Disk] = {}
@@ -104,6 +103,7 @@ class Scheduler:
         if balance in ("paper", "aware"):
             self._decode = DecodeGroups() if balance == "paper" else AwareDecode()
         self._takes_turns = balance == "round_robin"
+        self._aware = balance == "aware"
         self._turn = False  # of the PE, the last time
         self._prefill_queue: deque[Request] = deque()
         self._decode_queue: deque[Request] = deque()
@@ -139,8 +139,7 @@ class Scheduler:
         before = engine.load.unfinished_tokens
         engine.recount()
         disk = engine.load.disk
-        disk.reported_tokens = report.read_queue_tokens
-        disk.tokens_per_s = report.read_tokens_per_s or disk.tokens_per_s
+        _disk_reported(disk, report)
         self._engine_changed(engine, before)
 
     def submit(self, request: Request) -> None:
@@ -185,8 +184,10 @@ class Scheduler:
 
     # ------------------------------------------------------------------ fetches
 
-    def fetch(self) -> list[Assignment]:
-        """Everything that can be assigned now, in order of submission."""
+    def fetch(self, now_s: float = 0.0) -> list[Assignment]:
+        """Everything that can be assigned now, in order of submission. ``now_s`` is of the clock that
+        the reports' ``at_s`` are of."""
+        self._now_s = now_s
         while self._prefill_queue:
             load = self._prefill.assign(self._prefill_queue[0])
             if load is None:
@@ -222,7 +223,7 @@ class Scheduler:
 
     def _new_engine(self, report: EngineReport) -> _Engine:
         disk = self._disks.setdefault(report.node, Disk())
-        disk.reported_tokens = report.read_queue_tokens
+        _disk_reported(disk, report)
         self._disk_changed(report.node, disk)
         engine = _Engine(report.group, report.node, report, EngineLoad(report.engine, disk=disk))
         engine.recount()
@@ -297,18 +298,21 @@ class Scheduler:
         assert decode is not None
         placement.assigned = True
         hit = request.cached_tokens
-        path, on_decode = self._choose_path(hit, prefill.load.disk, decode.load.disk)
+        path, on_decode = self._choose_path(hit, prefill.load, decode.load)
         for engine, reads in ((prefill, hit - on_decode), (decode, on_decode)):
             if reads:
                 self._add_reads(engine, request, reads)
         return Assignment(request, prefill.load.engine, decode.load.engine, path, on_decode)
 
-    def _choose_path(self, hit: int, prefill: Disk, decode: Disk) -> tuple[ReadPath, int]:
+    def _choose_path(
+        self, hit: int, prefill: EngineLoad, decode: EngineLoad
+    ) -> tuple[ReadPath, int]:
         """The read path, and the hit tokens that the DE reads."""
         if self.path == "split" and hit:
-            tokens = split_decode_tokens(
-                hit, self.block_tokens, prefill, decode, self.network_tokens_per_s
-            )
+            disks = prefill.disk, decode.disk
+            if self._aware:
+                disks = aged(disks[0], self._now_s), aged(disks[1], self._now_s)
+            tokens = split_decode_tokens(hit, self.block_tokens, *disks, self.speeds.network)
             if 0 < tokens < hit:
                 return "split", tokens
             return ("de" if tokens else "pe"), tokens
@@ -318,8 +322,10 @@ class Scheduler:
         elif self._takes_turns:
             self._turn = not self._turn
             side = "pe" if self._turn else "de"
+        elif self._aware:
+            side = quicker_side(hit, prefill, decode, self.speeds, self._now_s)
         else:
-            side = choose_side(prefill, decode)
+            side = choose_side(prefill.disk, decode.disk)
         return side, 0 if side == "pe" else hit
 
     def _add_reads(self, engine: _Engine, request: Request, reads: int) -> None:
@@ -329,3 +335,11 @@ class Scheduler:
             engine.unreported[request.request_id] = (request, reads)
             disk.unreported_tokens += reads
             self._disk_changed(engine.node, disk)
+
+
+def _disk_reported(disk: Disk, report: EngineReport) -> None:
+    disk.reported_tokens = report.read_queue_tokens
+    disk.tokens_per_s = report.read_tokens_per_s or disk.tokens_per_s
+    disk.reported_at_s = report.at_s
+    disk.buffer_tokens = report.buffer_tokens
+    disk.memory_tokens = report.memory_tokens

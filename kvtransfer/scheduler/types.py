@@ -10,6 +10,7 @@ import msgspec
 __all__ = ["Assignment", "Disk", "EngineLoad", "EngineReport", "Limits", "ReadPath", "Request"]
 
 ReadPath = Literal["pe", "de", "split"]
+PLENTY = 1 << 62  # of buffer, where nobody counts
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -32,7 +33,12 @@ class EngineReport(msgspec.Struct, frozen=True):
     """An engine's state as of its last message: seq_e, tok_e, and read_q of its node (paper 6.1).
 
     ``free_tokens`` is a decode engine's free HBM in tokens; prefill engines leave it 0.
-    ``read_tokens_per_s`` is what its node's storage was measured to read, 0 before it was.
+    ``read_queue_tokens`` are those that its node was assigned to read and has not read yet, and
+    ``read_tokens_per_s`` what its storage was measured to read, 0 before it was. The policy ``aware``
+    also looks at ``buffer_tokens``, the room in its node's buffers, negative when more was asked for
+    than there is; ``network_tokens`` and ``memory_tokens``, what its compute NIC still has to read
+    for prefills and what has to pass through its node's memory; and ``at_s``, when that was counted, on
+    the scheduler's clock.
     """
 
     engine: str
@@ -43,16 +49,24 @@ class EngineReport(msgspec.Struct, frozen=True):
     read_queue_tokens: int = 0
     free_tokens: int = 0
     read_tokens_per_s: float = 0.0
+    buffer_tokens: int = PLENTY
+    network_tokens: int = 0
+    memory_tokens: int = 0
+    at_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Disk:
-    """A node's storage: what is queued on it as reported, and what was assigned since."""
+    """A node's storage: what is queued on it as reported, and what was assigned since. With the node's
+    buffers and memory."""
 
     reported_tokens: int = 0
     unreported_tokens: int = 0
     total_tokens: int = 0  # ever assigned
     tokens_per_s: float = 0.0
+    reported_at_s: float = 0.0
+    buffer_tokens: int = PLENTY
+    memory_tokens: int = 0
 
     @property
     def queue_tokens(self) -> int:
@@ -69,16 +83,19 @@ class EngineLoad:
     free_tokens: int = 0
     disk: Disk = field(default_factory=Disk)
     picked: int = 0  # serial number of its last assignment
+    network_tokens: int = 0
 
     def take(self, request: Request) -> None:
         self.unfinished_requests += 1
         self.unfinished_tokens += request.num_tokens
         self.free_tokens -= request.peak_tokens
+        self.network_tokens += 2 * request.cached_tokens  # at most
 
     def set(self, report: EngineReport) -> None:
         self.unfinished_requests = report.unfinished_requests
         self.unfinished_tokens = report.unfinished_tokens
         self.free_tokens = report.free_tokens
+        self.network_tokens = report.network_tokens
 
     @classmethod
     def of(cls, report: EngineReport) -> EngineLoad:

@@ -48,14 +48,14 @@ class SimCluster:
         self.scripts = work or scripts(config.agents, config.block_tokens)
         if not self.scripts:
             raise InvalidArgument(f"{config.agents.workload}: no agents with turns")
-        how = config.how
+        how, stored = config.how, config.cost.stored_bytes_per_token
         self.scheduler = Scheduler(
             paper_limits(config, self.scripts),
             how.path,
             block_tokens=config.block_tokens,
             balance=how.balance,
-            network_tokens_per_s=config.hardware.cnic_bytes_per_s
-            / config.cost.stored_bytes_per_token,
+            network_tokens_per_s=config.hardware.cnic_bytes_per_s / stored,
+            memory_tokens_per_s=config.hardware.dram_bytes_per_s / stored,
         )
         self.prefill: dict[str, PrefillGpu] = {}
         self.decode: dict[str, DecodeGpu] = {}
@@ -131,7 +131,7 @@ class SimCluster:
 
     def _fetch(self) -> None:
         self._fetch_at = -1.0
-        for assignment in self.scheduler.fetch():
+        for assignment in self.scheduler.fetch(self.kernel.now):
             self._assign(assignment)
 
     def _report(self, gpu: Gpu) -> None:
@@ -155,11 +155,27 @@ class SimCluster:
             turn.loaded = self.kernel.now
             prefill.add(turn)
             return
+        prefill.node.queued_tokens += turn.own_tokens
+        decode.node.queued_tokens += turn.decode_tokens
+        self._pass_prefill(turn, 1)
+        self._pass_decode(turn, 1)
         decode.node.reserve(turn.context, self._admitted, turn)
+
+    @staticmethod
+    def _pass_prefill(turn: Turn, sign: int) -> None:
+        """What a turn has to read through the PE's NIC and its memory (equations 1 and 8)."""
+        turn.prefill.network_tokens += sign * 2 * turn.own_tokens
+        turn.prefill.node.memory_tokens += sign * 2 * turn.own_tokens
+
+    @staticmethod
+    def _pass_decode(turn: Turn, sign: int) -> None:
+        """Through the DE's (equations 4 and 8)."""
+        turn.decode.network_tokens += sign * turn.decode_tokens
+        turn.decode.node.memory_tokens += sign * (2 * turn.context + turn.decode_tokens)
 
     def _admitted(self, turn: Turn) -> None:
         """The DE buffer is reserved."""
-        own = turn.hit - turn.decode_tokens
+        own = turn.own_tokens
         turn.loads = (own > 0) + (turn.decode_tokens > 0)
         if turn.loads == 0:
             self._all_loaded(turn)
@@ -170,7 +186,7 @@ class SimCluster:
             turn.prefill.node.reserve(own, self._load_own, turn)
 
     def _load_own(self, turn: Turn) -> None:
-        turn.prefill.load(turn, turn.hit - turn.decode_tokens)
+        turn.prefill.load(turn, turn.own_tokens)
 
     def _loaded(self, gpu: Gpu, turn: Turn) -> None:
         self._report(gpu)  # its disk's queue is shorter
@@ -184,11 +200,13 @@ class SimCluster:
 
     def _first_token(self, turn: Turn) -> None:
         turn.first_token = self.kernel.now
-        self._report(turn.prefill)
         decode = turn.decode
         if self.config.how.free_io:
+            self._report(turn.prefill)
             self._landed(turn)
             return
+        self._pass_prefill(turn, -1)
+        self._report(turn.prefill)
         self.kernel.flow(
             turn.context * decode.node.kv_bytes,
             [(decode.cnic_read, 1.0), (decode.cnic_write, 1.0), (decode.node.dram, 1.0)],
@@ -199,6 +217,7 @@ class SimCluster:
     def _landed(self, turn: Turn) -> None:
         turn.landed = self.kernel.now
         if not self.config.how.free_io:
+            self._pass_decode(turn, -1)
             turn.decode.node.release(turn.context)
         turn.decode.add(turn)
 

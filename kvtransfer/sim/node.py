@@ -28,14 +28,17 @@ class Node:
         self.dram = kernel.fluid.add_resource(hardware.dram_bytes_per_s)
         self.storage_uses = [(self.snic, 1.0), (self.dram, 1.0)]
         self.read_tokens_per_s = rate / kv_bytes
-        self.queued_tokens = 0
+        self.queued_tokens = 0  # assigned to its disk and not read yet
+        self.memory_tokens = 0  # still to pass through its memory
         self.free_tokens = int(hardware.host_bytes / kv_bytes)  # of its engines' buffers
+        self.wanted_tokens = 0  # of them, and not there yet
         self.read_tokens = 0
         self.waiting: deque[tuple[int, Callable[[Turn], None], Turn]] = deque()
 
     def reserve(self, tokens: int, ready: Callable[[Turn], None], turn: Turn) -> None:
         """Calls ``ready`` once the buffers have room for so many tokens, in the order asked."""
         self.waiting.append((tokens, ready, turn))
+        self.wanted_tokens += tokens
         self._admit()
 
     def release(self, tokens: int) -> None:
@@ -46,6 +49,7 @@ class Node:
         while self.waiting and self.waiting[0][0] <= self.free_tokens:
             tokens, ready, turn = self.waiting.popleft()
             self.free_tokens -= tokens
+            self.wanted_tokens -= tokens
             ready(turn)
 
 
@@ -63,11 +67,11 @@ class Gpu:
         self.unfinished_requests = 0
         self.unfinished_tokens = 0
         self.free_tokens = 0
+        self.network_tokens = 0  # still to pass through its NIC
         self.unreported: list[int] = []
 
     def load(self, turn: Turn, tokens: int) -> None:
         """Reads ``tokens`` of a turn's prefix from storage, after what was asked for before."""
-        self.node.queued_tokens += tokens
         self.reads.append((tokens, turn))
         if len(self.reads) == 1:
             self._read_next()
@@ -96,5 +100,9 @@ class Gpu:
             self.node.queued_tokens,
             self.free_tokens,
             self.node.read_tokens_per_s,
+            self.node.free_tokens - self.node.wanted_tokens,
+            self.network_tokens,
+            self.node.memory_tokens,
+            self.kernel.now,
         )
         return report, seen

@@ -121,9 +121,8 @@ class PrefillGpu(Gpu):
                 del self.ready[item.request_id]
                 self.unfinished_requests -= 1
                 self.unfinished_tokens -= turn.request.num_tokens
-                own = turn.hit - turn.decode_tokens
-                if own:
-                    self.node.release(own)
+                if turn.own_tokens:
+                    self.node.release(turn.own_tokens)
                 self.on_first_token(turn)
         if self.ready and not self._batch:
             self._start()

@@ -58,6 +58,11 @@ class Turn:
         self.decode: DecodeGpu
 
     @property
+    def own_tokens(self) -> int:
+        """Of the hit: what the PE loads."""
+        return self.hit - self.decode_tokens
+
+    @property
     def context(self) -> int:
         """Tokens of the prompt."""
         return self.hit + self.new

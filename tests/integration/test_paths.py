@@ -132,8 +132,9 @@ def test_a_side_that_turns_out_slow_leaves_its_part_to_the_other(tmp_path: Path,
     assert given < 0.1 * sum(r.loaded_bytes for r in later)
 
 
-def test_auto_uses_both_sides_with_two_engines_of_each(tmp_path: Path) -> None:
-    config = make_config(tmp_path, path="auto", num_prefill=2, num_decode=2)
+@pytest.mark.parametrize("balance", ["paper", "aware"])
+def test_auto_uses_both_sides_with_two_engines_of_each(tmp_path: Path, balance: str) -> None:
+    config = make_config(tmp_path, path="auto", balance=balance, num_prefill=2, num_decode=2)
     run, report = serve_and_verify(config, make_sessions(count=3))
     check(run, report)
     assert min(run.bytes_by_path().values()) > 0

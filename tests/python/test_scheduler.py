@@ -336,9 +336,14 @@ def test_baselines_do_what_their_names_say(balance: Balance) -> None:
     for i in range(9):
         scheduler.submit(Request(i, 100 * (i + 1), session=i % 2))
     assigned = scheduler.fetch()
+    both = cluster("auto", 1, 1, balance)
+    for i in range(4):
+        both.submit(Request(i, 1000 if i % 2 else 10, 8))
+    turns = both.fetch()
     prefill = [a.prefill for a in assigned]
     decode = [a.decode for a in assigned]
     if balance == "round_robin":
+        assert [a.read_path for a in turns] == ["pe", "de", "pe", "de"]
         assert prefill == ["pe0", "pe1", "pe2"] * 3
         assert decode == ["de0", "de1", "de2"] * 3
     elif balance == "affinity":
