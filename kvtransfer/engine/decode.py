@@ -172,8 +172,6 @@ class DecodeEngine(Engine):
             + sum(r.assign.decode_tokens for r in waiting),
             read_tokens_per_s=self.read_rate.tokens_per_s,
             free_tokens=max(self.arena.free_tokens - sum(r.wanted_tokens for r in waiting), 0),
-            buffer_tokens=self.pool.available * self.config.block_tokens
-            - sum(r.prompt_tokens for r in waiting),
             network_tokens=sum(r.assign.decode_tokens for r in moving),
             memory_tokens=sum(2 * r.prompt_tokens + r.assign.decode_tokens for r in moving),
             seen=[r.request_id for r in requests],

@@ -70,7 +70,7 @@ class Started(_Message):
 
 
 class Report(_Message):
-    """seq_e, tok_e, read_q, free HBM; ``seen`` are the request ids contained in them. The last three:
+    """seq_e, tok_e, read_q, free HBM; ``seen`` are the request ids contained in them. The last two:
     what the policy ``aware`` looks at (scheduler.EngineReport)."""
 
     engine: str
@@ -80,7 +80,6 @@ class Report(_Message):
     free_tokens: int
     seen: list[int]
     read_tokens_per_s: float = 0.0  # of its storage while it was reading, 0 before it ever did
-    buffer_tokens: int = 0
     network_tokens: int = 0
     memory_tokens: int = 0
 

@@ -136,7 +136,6 @@ class PrefillEngine(Engine):
             read_queue_tokens=self.traffic.read_queue_tokens + waiting,
             read_tokens_per_s=self.read_rate.tokens_per_s,
             free_tokens=0,
-            buffer_tokens=self.pool.available * self.config.block_tokens - waiting,
             network_tokens=2 * sum(own),
             memory_tokens=2 * sum(own),
             seen=[r.request_id for r in requests],

@@ -147,7 +147,6 @@ class SchedulerProcess:
                 read_queue_tokens=message.read_queue_tokens,
                 free_tokens=message.free_tokens,
                 read_tokens_per_s=message.read_tokens_per_s,
-                buffer_tokens=message.buffer_tokens,
                 network_tokens=message.network_tokens,
                 memory_tokens=message.memory_tokens,
                 at_s=time.monotonic(),

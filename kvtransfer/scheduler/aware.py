@@ -1,10 +1,10 @@
-"""A policy that looks at what the paper's leaves out: memory and NIC load, buffers, a report's age.
+"""A policy that looks at what the paper's leaves out: memory and NIC load, rates, a report's age.
 
-It differs from the paper's in three places. Decode groups are chosen by what their disks and buffers
-still have to take, too, so that the shorter of the two disk queues that a pair offers is short more
-often. Prefill engines whose buffer is full come after the others. And the side that reads a prefix is
-the one that is predicted to have it on the PE's device first, not the one with fewer tokens queued: the
-two are the same as long as disks are equally fast and nothing else is busy.
+It differs from the paper's in two places. Decode groups are chosen by what their disks still have to
+read, too, so that the shorter of the two disk queues that a pair offers is short more often. And the
+side that reads a prefix is the one that is predicted to have it on the PE's device first, not the one
+with fewer tokens queued: the two are the same as long as disks are equally fast and nothing else is busy.
+Buffer space is in the queues already: what waits for a buffer is reported as not read yet.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvtransfer.scheduler.decode import DecodeGroup, DecodeGroups
-from kvtransfer.scheduler.prefill import OVERLOADED, PrefillEngines
 from kvtransfer.scheduler.read_path import choose_side
 from kvtransfer.scheduler.types import Disk, EngineLoad
 
-__all__ = ["AwareDecode", "AwarePrefill", "Speeds", "aged", "quicker_side"]
+__all__ = ["AwareDecode", "Speeds", "aged", "quicker_side"]
 
-QUEUE_WEIGHT = 4.0  # of a token to read or to wait for, in tokens of a decode group's load
+QUEUE_WEIGHT = 1.0  # of a token to read, in tokens of a decode group's load
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,8 @@ def quicker_side(
     pe_disk, de_disk = aged(prefill.disk, now_s), aged(decode.disk, now_s)
     if not (pe_disk.tokens_per_s > 0 and de_disk.tokens_per_s > 0):
         return choose_side(prefill.disk, decode.disk)
-    # The DE's buffer is needed on both paths, the PE's on its own only.
-    wait = max(pe_disk.unreported_tokens + hit_tokens - pe_disk.buffer_tokens, 0)
     pe = max(
-        (pe_disk.queue_tokens + hit_tokens + wait) / pe_disk.tokens_per_s,
+        (pe_disk.queue_tokens + hit_tokens) / pe_disk.tokens_per_s,
         (prefill.network_tokens + 2 * hit_tokens) / speeds.network,
         (_memory(pe_disk, 2) + 2 * hit_tokens) / speeds.memory,
         (_memory(de_disk, 3) + 2 * hit_tokens) / speeds.memory,
@@ -75,13 +72,4 @@ class AwareDecode(DecodeGroups):
 
     def key(self, group: DecodeGroup) -> float:
         disks = {id(e.disk): e.disk for e in group.engines.values()}.values()
-        queued = sum(disk.queue_tokens + max(-disk.buffer_tokens, 0) for disk in disks)
-        return group.load + QUEUE_WEIGHT * queued
-
-
-class AwarePrefill(PrefillEngines):
-    def category(self, engine: EngineLoad) -> int:
-        category = super().category(engine)
-        if category == OVERLOADED:
-            return category
-        return int(category > 0 or engine.disk.buffer_tokens <= 0)
+        return group.load + QUEUE_WEIGHT * sum(disk.queue_tokens for disk in disks)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kvtransfer.scheduler.aware import AwarePrefill
 from kvtransfer.scheduler.decode import DecodeGroup, DecodeGroups
 from kvtransfer.scheduler.prefill import PrefillEngines
 from kvtransfer.scheduler.types import EngineLoad, Limits, Request
@@ -54,7 +53,7 @@ class _Affinity(PrefillEngines):
 
 PREFILL_POLICIES: dict[str, type[PrefillEngines]] = {
     "paper": PrefillEngines,
-    "aware": AwarePrefill,
+    "aware": PrefillEngines,
     "round_robin": _LeastRecentlyPicked,
     "least_tokens": _LeastTokens,
     "affinity": _Affinity,

@@ -341,5 +341,4 @@ def _disk_reported(disk: Disk, report: EngineReport) -> None:
     disk.reported_tokens = report.read_queue_tokens
     disk.tokens_per_s = report.read_tokens_per_s or disk.tokens_per_s
     disk.reported_at_s = report.at_s
-    disk.buffer_tokens = report.buffer_tokens
     disk.memory_tokens = report.memory_tokens

@@ -10,7 +10,6 @@ import msgspec
 __all__ = ["Assignment", "Disk", "EngineLoad", "EngineReport", "Limits", "ReadPath", "Request"]
 
 ReadPath = Literal["pe", "de", "split"]
-PLENTY = 1 << 62  # of buffer, where nobody counts
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -33,12 +32,11 @@ class EngineReport(msgspec.Struct, frozen=True):
     """An engine's state as of its last message: seq_e, tok_e, and read_q of its node (paper 6.1).
 
     ``free_tokens`` is a decode engine's free HBM in tokens; prefill engines leave it 0.
-    ``read_queue_tokens`` are those that its node was assigned to read and has not read yet, and
+    ``read_queue_tokens`` are those that its node was given to read and has not read yet, and
     ``read_tokens_per_s`` what its storage was measured to read, 0 before it was. The policy ``aware``
-    also looks at ``buffer_tokens``, the room in its node's buffers, negative when more was asked for
-    than there is; ``network_tokens`` and ``memory_tokens``, what its compute NIC still has to read
-    for prefills and what has to pass through its node's memory; and ``at_s``, when that was counted, on
-    the scheduler's clock.
+    also looks at ``network_tokens`` and ``memory_tokens``, what its compute NIC still has to read for
+    prefills and what has to pass through its node's memory; and ``at_s``, when that was counted, on the
+    scheduler's clock.
     """
 
     engine: str
@@ -49,7 +47,6 @@ class EngineReport(msgspec.Struct, frozen=True):
     read_queue_tokens: int = 0
     free_tokens: int = 0
     read_tokens_per_s: float = 0.0
-    buffer_tokens: int = PLENTY
     network_tokens: int = 0
     memory_tokens: int = 0
     at_s: float = 0.0
@@ -57,15 +54,14 @@ class EngineReport(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Disk:
-    """A node's storage: what is queued on it as reported, and what was assigned since. With the node's
-    buffers and memory."""
+    """A node's storage: what is queued on it as reported, and what was assigned since. With what
+    its memory has to move."""
 
     reported_tokens: int = 0
     unreported_tokens: int = 0
     total_tokens: int = 0  # ever assigned
     tokens_per_s: float = 0.0
     reported_at_s: float = 0.0
-    buffer_tokens: int = PLENTY
     memory_tokens: int = 0
 
     @property

@@ -31,14 +31,12 @@ class Node:
         self.queued_tokens = 0  # assigned to its disk and not read yet
         self.memory_tokens = 0  # still to pass through its memory
         self.free_tokens = int(hardware.host_bytes / kv_bytes)  # of its engines' buffers
-        self.wanted_tokens = 0  # of them, and not there yet
         self.read_tokens = 0
         self.waiting: deque[tuple[int, Callable[[Turn], None], Turn]] = deque()
 
     def reserve(self, tokens: int, ready: Callable[[Turn], None], turn: Turn) -> None:
         """Calls ``ready`` once the buffers have room for so many tokens, in the order asked."""
         self.waiting.append((tokens, ready, turn))
-        self.wanted_tokens += tokens
         self._admit()
 
     def release(self, tokens: int) -> None:
@@ -49,7 +47,6 @@ class Node:
         while self.waiting and self.waiting[0][0] <= self.free_tokens:
             tokens, ready, turn = self.waiting.popleft()
             self.free_tokens -= tokens
-            self.wanted_tokens -= tokens
             ready(turn)
 
 
@@ -100,7 +97,6 @@ class Gpu:
             self.node.queued_tokens,
             self.free_tokens,
             self.node.read_tokens_per_s,
-            self.node.free_tokens - self.node.wanted_tokens,
             self.network_tokens,
             self.node.memory_tokens,
             self.kernel.now,
