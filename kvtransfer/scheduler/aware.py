@@ -3,8 +3,8 @@
 It differs from the paper's in two places. Decode groups are chosen by what their disks still have to
 read, too, so that the shorter of the two disk queues that a pair offers is short more often. And the
 side that reads a prefix is the one that is predicted to have it on the PE's device first, not the one
-with fewer tokens queued: the two are the same as long as disks are equally fast and nothing else is busy.
-Buffer space is in the queues already: what waits for a buffer is reported as not read yet.
+with fewer tokens queued: the two are the same as long as disks are equally fast and nothing else is
+busy. Buffer space is in the queues already: what waits for a buffer is reported as not read yet.
 """
 
 from __future__ import annotations
