@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from kvtransfer.engine.sequences import StreamedSequence
 from kvtransfer.errors import KVTransferError
 from kvtransfer.memory import BufferPool
 from kvtransfer.models import Arena, ArenaSpan, BatchRunner, SequenceSlice
-from kvtransfer.scheduler import BatchItem
+from kvtransfer.scheduler import BatchItem, Progress
 from kvtransfer.stream import LayerStream
 from kvtransfer.transport import Ticket, TrafficManager
 
@@ -54,7 +54,7 @@ class PrefillRequest:
     source: LayerStream | None = None
     remote: LayerStream | None = None
     receive_tag: int | None = None
-    one_side_s: float = 0.0  # when the first of two sides was through
+    progress: dict[Literal["pe", "de"], Progress] | None = None  # of a split's sides
     kept: tuple[int, int] | None = None
     kept_bytes: int = 0
     kept_s: float = 0.0

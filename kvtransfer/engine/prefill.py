@@ -393,7 +393,7 @@ class PrefillEngine(Engine):
         request.begun = False
         request.hit_blocks = request.decode_blocks = request.computed = request.chunks = 0
         request.remote = request.receive_tag = None
-        request.one_side_s = 0.0
+        request.progress = None
         request.stall_s = request.compute_s = None
 
     def _is_running(self, request: PrefillRequest) -> bool:

@@ -13,7 +13,7 @@ from kvtransfer.engine.forward import NO_SLOTS, PrefillRequest
 from kvtransfer.engine.messages import Admit
 from kvtransfer.keys import chain_keys
 from kvtransfer.memory import BufferPool
-from kvtransfer.scheduler import takes_over
+from kvtransfer.scheduler import Progress, takes_over
 from kvtransfer.store import BlockStore
 from kvtransfer.stream import LayerStream
 from kvtransfer.transport import TrafficManager
@@ -101,22 +101,22 @@ class PrefixLoader:
         request.kept = None
         request.kept_bytes, request.kept_s = 0, 0.0
 
-    @staticmethod
-    def slow_side(request: PrefillRequest) -> Literal["pe", "de"] | None:
+    def slow_side(self, request: PrefillRequest) -> Literal["pe", "de"] | None:
         """Of a split: the side that is so far behind that the other, which is through, should read its
         part as well (docs/decisions/0011)."""
         own, remote = request.source, request.remote
         if own is None or remote is None or own.failed or remote.failed:
             return None
-        layers = own.num_layers
-        ready = layers_ready(own), layers_ready(remote)
-        if (ready[0] == layers) == (ready[1] == layers):
-            return None
-        elapsed = (time.monotonic_ns() - request.begin_ns) * 1e-9
-        request.one_side_s = request.one_side_s or elapsed
-        blocks = request.hit_blocks - request.decode_blocks, request.decode_blocks
-        slow = 0 if ready[1] == layers else 1
-        done = (ready[slow] + 1) / layers  # as if its next layer were there: it may come at once
-        if takes_over(blocks[slow], blocks[1 - slow], request.one_side_s, elapsed, done):
-            return "de" if slow else "pe"
-        return None
+        elapsed_s = (time.monotonic_ns() - request.begin_ns) * 1e-9
+        if request.progress is None:
+            layers, block = own.num_layers, self._config.block_tokens
+            request.progress = {
+                "pe": Progress(layers, (request.hit_blocks - request.decode_blocks) * block),
+                "de": Progress(layers, request.decode_blocks * block),
+            }
+        pe, de = request.progress["pe"], request.progress["de"]
+        pe.see(layers_ready(own), elapsed_s)
+        de.see(layers_ready(remote), elapsed_s)
+        if takes_over(de, pe):
+            return "pe"
+        return "de" if takes_over(pe, de) else None

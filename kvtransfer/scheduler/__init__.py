@@ -11,7 +11,7 @@ from kvtransfer.scheduler.batch import (
 from kvtransfer.scheduler.decode import DecodeGroups, assign_decode
 from kvtransfer.scheduler.policy import PathPolicy, Scheduler
 from kvtransfer.scheduler.prefill import PrefillEngines
-from kvtransfer.scheduler.read_path import choose_side, split_decode_tokens, takes_over
+from kvtransfer.scheduler.read_path import Progress, choose_side, split_decode_tokens, takes_over
 from kvtransfer.scheduler.types import (
     Assignment,
     Disk,
@@ -35,6 +35,7 @@ __all__ = [
     "PathPolicy",
     "PrefillEngines",
     "PrefillWork",
+    "Progress",
     "ReadPath",
     "Request",
     "Scheduler",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 from kvtransfer.scheduler.types import Disk
 
-__all__ = ["choose_side", "finish_s", "split_decode_tokens", "takes_over"]
+__all__ = ["Progress", "choose_side", "finish_s", "split_decode_tokens", "takes_over"]
 
 TAKE_OVER_FACTOR = 2.0  # sooner, at least, or what was read before wouldn't pay
 TAKE_OVER_FLOOR_S = 0.05
@@ -73,17 +74,47 @@ def split_decode_tokens(
     )
 
 
-def takes_over(
-    tokens: int, other_tokens: int, other_s: float, elapsed_s: float, done: float
-) -> bool:
-    """Whether a side of a split is so slow that the other, which has read its own ``other_tokens`` in
-    ``other_s``, should read the slow side's ``tokens`` as well.
+@dataclass(slots=True)
+class Progress:
+    """How far one side of a split is: ``ready`` of its ``layers``, the first of them ``first_s`` after
+    the load began, what was queued before it included; the last at ``last_s``, or none since then."""
 
-    ``done`` is the share of them that the slow side has after ``elapsed_s``. Both sides' speeds are
-    those of this very load, so what slows all storage down alike moves nothing.
+    layers: int
+    tokens: int
+    ready: int = 0
+    first_s: float = 0.0
+    last_s: float = 0.0
+
+    def see(self, ready: int, now_s: float) -> None:
+        """Called often, with the seconds since the load began."""
+        if self.ready == self.layers:
+            return
+        if self.ready == 0 and ready:
+            self.first_s = now_s
+        self.ready, self.last_s = ready, now_s
+
+    @property
+    def through(self) -> bool:
+        return self.ready == self.layers
+
+    @property
+    def layer_s(self) -> float:
+        """Seconds per layer since the first; of a side under way as if its next came now."""
+        return (self.last_s - self.first_s) / max(self.ready - self.through, 1)
+
+
+def takes_over(fast: Progress, slow: Progress) -> bool:
+    """Whether the side of a split that is through should read the other's part as well.
+
+    The other has begun to deliver, and what is left of it takes at least twice what reading all of it
+    takes here: as long as the first layer took, and the others at this side's pace. Both are measured
+    on this very load, so what slows all storage down alike moves nothing.
     """
-    left_s = elapsed_s * (1 - done) / done if done > 0 else math.inf
-    return left_s > TAKE_OVER_FACTOR * other_s * tokens / other_tokens + TAKE_OVER_FLOOR_S
+    if not fast.through or slow.through or not slow.ready:
+        return False
+    left_s = slow.layer_s * (slow.layers - slow.ready)
+    again_s = fast.first_s + fast.layer_s * fast.layers * slow.tokens / fast.tokens
+    return left_s > TAKE_OVER_FACTOR * again_s + TAKE_OVER_FLOOR_S
 
 
 def _rates(prefill: Disk, decode: Disk) -> tuple[float, float]:
