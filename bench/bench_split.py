@@ -24,14 +24,12 @@ Case = tuple[str, tuple[int, int], float, int]
 
 
 def cases() -> list[Case]:
-    return list(
-        product(
-            ("ds-27b", "deepseek-v3.2", "qwen2.5-32b"),
-            ((1, 1), (2, 1), (1, 2), (2, 4)),
-            (50e9, 10e9),
-            (1, 16, 64, 256),
-        )
-    )
+    small, large = ((1, 1), (2, 1), (1, 2), (2, 4)), ((2, 2), (4, 2), (2, 4), (4, 4))
+    return [
+        case
+        for model, nodes in (("ds-27b", small), ("deepseek-v3.2", large), ("qwen2.5-32b", small))
+        for case in product((model,), nodes, (50e9, 10e9), (1, 16, 64, 256))
+    ]
 
 
 def run(case: Case) -> dict[str, tuple[float, float]]:

@@ -127,6 +127,14 @@ class SimConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
                 raise InvalidArgument(f"{name} must be positive, got {value}")
         if self.agents.rate < 0 or self.agents.max_turns < 0:
             raise InvalidArgument("agents.rate and agents.max_turns must not be negative")
+        room = self.hardware.hbm_bytes * (1 - self.hardware.hbm_reserve)
+        for side, nodes in (("prefill", self.prefill), ("decode", self.decode)):
+            weights = weights_per_gpu(self, nodes)
+            if weights >= room:
+                raise InvalidArgument(
+                    f"{self.cost.name} doesn't fit {nodes} {side} node(s): {weights / 1e9:.0f} GB of "
+                    f"weights a GPU, which has {room / 1e9:.0f} GB for them and KV"
+                )
         known = self.agents.workload in TABLE_2 or Path(self.agents.workload).is_file()
         if not known:
             raise InvalidArgument(

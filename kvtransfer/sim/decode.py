@@ -37,7 +37,7 @@ class DecodeGpu(Gpu):
         hardware = config.hardware
         self._weights = weights_per_gpu(config, config.decode)
         free = hardware.hbm_bytes * (1 - hardware.hbm_reserve) - self._weights
-        self.free_tokens = int(max(free, 0.05 * hardware.hbm_bytes) / node.kv_bytes)
+        self.free_tokens = int(free / node.kv_bytes)
         self.capacity = self.free_tokens
         self._bandwidth = hardware.hbm_bytes_per_s * hardware.decode_utilisation
         self._overhead = hardware.step_overhead_s

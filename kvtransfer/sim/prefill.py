@@ -37,7 +37,7 @@ class PrefillGpu(Gpu):
         hardware = config.hardware
         weights = weights_per_gpu(config, config.prefill)
         free = hardware.hbm_bytes * (1 - hardware.hbm_reserve) - weights
-        tokens = max(free, 0.05 * hardware.hbm_bytes) / node.kv_bytes
+        tokens = free / node.kv_bytes
         self.most_tokens = int(tokens * (config.cost.layers / 3 if config.how.layerwise else 1))
         self.ready: OrderedDict[int, Turn] = OrderedDict()
         self.on_first_token: Callable[[Turn], None]

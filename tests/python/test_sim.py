@@ -300,6 +300,8 @@ def test_arrivals_are_poisson_and_end_in_time() -> None:
         {"model": "gpt-9"},
         {"mode": "fast"},
         {"prefill": 0},
+        {"model": "deepseek-v3.2", "decode": 2},
+        {"model": "deepseek-v3.2", "prefill": 2},
         {"block_tokens": 0},
         {"hardware": Hardware(snic_bytes_per_s=0)},
         {"agents": Agents(workload="/nowhere")},
