@@ -367,10 +367,14 @@ class DecodeEngine(Engine):
     def _check_deadlines(self) -> None:
         now = time.monotonic()
         for request in list(self._requests.values()):
-            waiting = request.receive is not None and not request.decoding
-            # Every transfer has its own deadline; this one catches a PE that went silent.
-            if waiting and now - request.admitted_at > 2 * self.config.deadline_s:
-                self._fail(request, f"{request.assign.prefill} sent nothing within the deadline")
+            begun = request.admitted_at > 0 and not request.decoding
+            # Every transfer has its own deadline; this one catches a PE that went silent, and a
+            # store that keeps hold of the buffers.
+            if begun and now - request.admitted_at > 2 * self.config.deadline_s:
+                what = f"{request.assign.prefill} sent nothing"
+                if request.receive is None:
+                    what = "its buffer could not be had again"
+                self._fail(request, f"{what} within the deadline")
 
     def _fail(self, request: DecodeRequest, reason: str) -> None:
         self.tell_scheduler(

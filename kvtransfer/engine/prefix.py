@@ -83,14 +83,13 @@ class PrefixLoader:
         """Gives everything back, or keeps the blocks that were loaded for the next attempt. Slots that
         a read may still write stay out of the pool until it is over."""
         load = request.load
-        if load is not None:
-            load.cancel()
-            load.wait(self._config.deadline_s + 1.0)
-        if keep and load is not None and load.error is None:
+        if keep and load is not None and load.wait(self._config.deadline_s) and load.error is None:
             request.kept = (request.decode_blocks, request.hit_blocks)
             request.kept_bytes += load.num_bytes
             request.kept_s += load.seconds
         else:
+            if load is not None:
+                load.cancel()
             self._forget_kept(request)
         request.load = request.source = None
 
