@@ -34,6 +34,9 @@ def simulate(
     seconds: Annotated[
         float, typer.Option(help="stop at this simulated second; 0: at the end")
     ] = 0,
+    warm_up: Annotated[
+        float, typer.Option(help="turns before this simulated second aren't measured")
+    ] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="write all results here")] = None,
     html: Annotated[Path | None, typer.Option(help="write a report with figures, one file")] = None,
     like: Annotated[
@@ -46,15 +49,16 @@ def simulate(
     """
     from kvtransfer.sim import SimConfig, read_config
 
-    if seconds < 0:
-        raise InvalidArgument(f"--seconds must not be negative, got {seconds}")
+    for option, value in (("seconds", seconds), ("warm-up", warm_up)):
+        if value < 0:
+            raise InvalidArgument(f"--{option} must not be negative, got {value}")
     if like is not None:
         _show_predictions(like)
         return
     base = read_config(config) if config is not None else SimConfig()
     runs = sweep_configs(base, sweep or [])
     console = Console()
-    results = [_run(console, label, one, seconds) for label, one in runs]
+    results = [_run(console, label, one, seconds, warm_up) for label, one in runs]
     labels = [label for label, _ in runs]
     wide = console if console.is_terminal else Console(width=150)
     wide.print(_table(labels, results))
@@ -138,7 +142,9 @@ def _set(data: dict[str, Any], name: str, value: str) -> None:
     inner[last] = value
 
 
-def _run(console: Console, label: str, config: SimConfig, seconds: float) -> SimResult:
+def _run(
+    console: Console, label: str, config: SimConfig, seconds: float, warm_up: float
+) -> SimResult:
     from kvtransfer.sim import simulate as run
     from kvtransfer.sim.agents import scripts
 
@@ -159,7 +165,7 @@ def _run(console: Console, label: str, config: SimConfig, seconds: float) -> Sim
             if done % UPDATE_EVERY == 0:
                 progress.update(task, completed=done)
 
-        return run(config, seconds or float("inf"), tick)
+        return run(config, seconds or float("inf"), tick, since=warm_up)
 
 
 def _table(labels: list[str], results: list[SimResult]) -> Table:

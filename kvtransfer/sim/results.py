@@ -88,9 +88,11 @@ class SimResult:
 
 
 class Recorder:
-    """Collects turns as they end. Memory: 32 bytes a turn."""
+    """Collects turns as they end; those that were submitted before ``since`` aren't measured. Memory: 32
+    bytes a turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, since: float = 0.0) -> None:
+        self._since = since
         self._ttft, self._tpot = array("d"), array("d")
         self._load, self._queue = array("d"), array("d")
         self.stages: list[Stage] = []
@@ -103,6 +105,8 @@ class Recorder:
         if now >= self._next_window:
             self._snapshot(now)
             self._next_window = (now // WINDOW_S + 1) * WINDOW_S
+        if turn.submitted < self._since:
+            return
         self._ttft.append(turn.first_token - turn.submitted)
         if turn.generate > 1:
             self._tpot.append((turn.done - turn.first_token) / (turn.generate - 1))
@@ -121,7 +125,7 @@ class Recorder:
         """Raises InvalidArgument when no turn has ended."""
         cluster = self.cluster
         if not self._ttft:
-            raise InvalidArgument("the simulation ended before its first turn did")
+            raise InvalidArgument("the simulation ended before the first turn to be measured did")
         jct = cluster.kernel.now
         self._snapshot(jct)
         times = np.array([0.0] + [time for time, _, _ in self._snapshots])

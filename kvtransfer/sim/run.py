@@ -18,11 +18,13 @@ def simulate(
     until: float = math.inf,
     progress: Callable[[], None] | None = None,
     work: list[Script] | None = None,
+    since: float = 0.0,
 ) -> SimResult:
     """Deterministic: the same configuration gives the same result. ``progress`` is called with every
-    finished turn; ``work`` takes the place of the configured workload. Raises InvalidArgument for
+    finished turn; ``work`` takes the place of the configured workload. Turns submitted before ``since``
+    aren't measured: the cluster fills up. Raises InvalidArgument for
     configurations that can't run."""
-    recorder = Recorder()
+    recorder = Recorder(since)
     cluster = SimCluster(config, recorder, work)
     recorder.cluster = cluster
     cluster.run(until, progress)

@@ -314,8 +314,21 @@ def test_impossible_configurations_are_refused(changes: dict[str, Any]) -> None:
         SimConfig(**changes)
 
 
+def test_turns_before_the_warm_up_are_not_measured() -> None:
+    """Agents that all begin at once fill the first seconds; the cluster's run stays the same."""
+    what = config("basic", Agents(workload="32k", count=24, trajectories=12))
+    whole, late = simulate(what), simulate(what, since=20.0)
+    assert late.jct_s == whole.jct_s
+    assert late.snic_utilisation == whole.snic_utilisation
+    assert 0 < late.turns < whole.turns
+    early = simulate(what, since=1e-6)
+    assert early.turns == whole.turns - 24, "all first turns come at 0"
+    with pytest.raises(InvalidArgument, match="to be measured"):
+        simulate(what, since=whole.jct_s + 1)
+
+
 def test_a_run_that_ends_before_its_first_turn_says_so() -> None:
-    with pytest.raises(InvalidArgument, match="before its first turn"):
+    with pytest.raises(InvalidArgument, match="before the first turn"):
         simulate(config(), until=1e-6)
 
 

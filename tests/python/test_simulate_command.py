@@ -128,6 +128,7 @@ def test_the_command_sweeps_and_reports(tmp_path: Path) -> None:
         (["--sweep", "prefill=few"], "prefill"),
         (["/nowhere.toml"], "nowhere.toml"),
         (["--seconds", "-1"], "--seconds"),
+        (["--warm-up", "-1"], "--warm-up"),
     ],
 )
 def test_bad_commands_are_refused(arguments: list[str], why: str) -> None:
