@@ -88,8 +88,8 @@ class SimResult:
 
 
 class Recorder:
-    """Collects turns as they end; those that were submitted before ``since`` aren't measured. Memory: 32
-    bytes a turn."""
+    """Collects turns as they end; those submitted before ``since`` aren't measured. Memory: 32 bytes a
+    turn."""
 
     def __init__(self, since: float = 0.0) -> None:
         self._since = since
