@@ -117,6 +117,7 @@ class Stage:
         generate: int = 4,
         life: int = 1,
         to: tuple[str, ...] = ("pe0", "de0"),
+        **reads: int,
     ) -> None:
         for engine in to:
             self.tell(
@@ -129,6 +130,7 @@ class Stage:
                     prefill="pe0",
                     decode="de0",
                     read_path=path,
+                    **reads,
                 ),
             )
 
@@ -229,6 +231,71 @@ def test_a_bad_block_costs_a_second_attempt_with_the_good_prefix(
     third = stage.serve(3, prompt, path)  # the recomputed block took its place
     check(third, prompt)
     assert third.attempts == 1
+
+
+@pytest.mark.parametrize("slow", ["pe0", "de0"])
+def test_a_side_of_a_split_that_turns_slow_leaves_its_part_to_the_other(
+    stage: Stage, slow: str
+) -> None:
+    prompt = prompt_of(800)
+    stage.serve(1, prompt, "pe")
+    block = stage.config.layout.full_block_bytes
+    stage.engines[slow].traffic.set_cap("storage_read", block)
+    again = stage.serve(2, prompt, "split", cached_tokens=12 * 64, decode_tokens=6 * 64)
+    check(again, prompt)
+    assert again.attempts == 2
+    assert again.failures == [f"the {slow[:2].upper()} is slow to read its part of a split"]
+    assert again.stats is not None
+    assert again.stats.hit_blocks == 12
+    loaded = {"pe0": again.stats.loaded_bytes, "de0": again.loaded_bytes}
+    assert loaded.pop(slow) == 0
+    assert list(loaded.values()) == [12 * block], "its own part once, and then the other's"
+    stage.engines[slow].traffic.set_cap("storage_read", 0)
+    third = stage.serve(3, prompt, "split", cached_tokens=12 * 64, decode_tokens=6 * 64)
+    check(third, prompt)
+    assert third.attempts == 1
+    assert third.stats is not None
+    assert third.stats.loaded_bytes == third.loaded_bytes == 6 * block
+
+
+def test_without_another_attempt_a_slow_side_is_waited_for(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, max_attempts=1)
+    stage.connect()
+    prompt = prompt_of(300)
+    stage.serve(1, prompt, "pe")
+    block = stage.config.layout.full_block_bytes
+    stage.engines["pe0"].traffic.set_cap("storage_read", 2 * block)
+    again = stage.serve(2, prompt, "split", cached_tokens=4 * 64, decode_tokens=2 * 64)
+    check(again, prompt)
+    assert again.attempts == 1
+    assert again.loaded_bytes == 2 * block
+    stage.stop()
+
+
+@pytest.mark.parametrize("side", ["pe", "de"])
+def test_reads_that_wait_for_a_buffer_are_reported_as_queued(tmp_path: Path, side: str) -> None:
+    """Else a side whose buffers are full would look idle to the scheduler."""
+    stage = Stage(tmp_path, pool_blocks=5)
+    stage.connect()
+    prompt = prompt_of(200)
+    stage.serve(1, prompt, "pe")
+    engine = f"{side}0"
+    traffic = stage.engines[engine].traffic
+    traffic.set_cap("storage_read", stage.config.layout.full_block_bytes)
+    reads = {"cached_tokens": 192, "decode_tokens": 192 if side == "de" else 0}
+    for request in (2, 3):
+        stage.assign(request, prompt, side, **reads)
+    while True:
+        report = stage.hear(Report)
+        if report.engine == engine and report.unfinished_requests == 2:
+            break
+    assert 192 < report.read_queue_tokens <= 2 * 192
+    traffic.set_cap("storage_read", 0)
+    for _ in range(2):
+        check(stage.hear(Finished), prompt)
+    while report.read_queue_tokens or report.engine != engine:
+        report = stage.hear(Report)
+    stage.stop()
 
 
 def test_the_order_of_assignment_and_admission_does_not_matter(stage: Stage) -> None:
