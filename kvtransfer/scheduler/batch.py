@@ -79,9 +79,9 @@ class BatchItem(msgspec.Struct, frozen=True):
 
 
 def form_batch(
-    queue: Sequence[PrefillWork], model: AttentionTimeModel, quota_s: float, max_tokens: int
+    queue: Iterable[PrefillWork], model: AttentionTimeModel, quota_s: float, max_tokens: int
 ) -> list[BatchItem]:
-    """Packs FIFO until the predicted attention time reaches ``quota_s``.
+    """Packs FIFO until the predicted attention time reaches ``quota_s``; looks no further.
 
     The request that would overflow is cut by binary search to what still fits (chunked prefill).
     ``max_tokens`` bounds cached + new over the batch (device memory). The first item always gets

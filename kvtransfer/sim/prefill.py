@@ -25,6 +25,10 @@ def prefill_time_model(config: SimConfig) -> AttentionTimeModel:
     return AttentionTimeModel(fixed, per_token / speed, cost.flops_per_pair / speed)
 
 
+def _work(turn: Turn) -> PrefillWork:
+    return PrefillWork(turn.request.request_id, turn.computed, turn.context - turn.computed)
+
+
 class PrefillGpu(Gpu):
     """One forward at a time. With layer-wise prefill a batch takes as long as its computation or its
     transfers, whichever is longer, and needs device memory for a few layers; without it all KV is
@@ -54,13 +58,11 @@ class PrefillGpu(Gpu):
             self._start()
 
     def _start(self) -> None:
-        turns = list(islice(self.ready.values(), MOST_LOOKED_AT))
-        work = [
-            PrefillWork(t.request.request_id, t.computed, t.context - t.computed) for t in turns
-        ]
+        work = map(_work, islice(self.ready.values(), MOST_LOOKED_AT))
         items = form_batch(work, self.model, self.config.quota_s, self.most_tokens)
-        if not items and turns:  # more than the device holds: alone, in turn with nothing else
-            items = [BatchItem(work[0].request_id, work[0].cached, work[0].remaining)]
+        if not items and self.ready:  # more than the device holds: alone, with nothing else
+            first = _work(next(iter(self.ready.values())))
+            items = [BatchItem(first.request_id, first.cached, first.remaining)]
         now = self.kernel.now
         seconds = self.model.fixed_s
         for item in items:
