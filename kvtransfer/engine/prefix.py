@@ -6,7 +6,6 @@ import time
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from kvtransfer.engine.config import ClusterConfig
 from kvtransfer.engine.forward import NO_SLOTS, PrefillRequest
@@ -66,7 +65,7 @@ class PrefixLoader:
         request.source = self._traffic.make_stream(end - first)
         request.load = self._traffic.load(
             keys=keys[first:end],
-            parent=self._parent(keys, first),
+            parent=keys[first - 1].tobytes() if first else root,
             slots=slots,
             parts=self._parts,
             into=request.source,
@@ -75,9 +74,6 @@ class PrefixLoader:
         )
         request.hit_blocks = hit
         return True
-
-    def _parent(self, keys: npt.NDArray[np.uint8], first: int) -> bytes:
-        return bytes(keys[first - 1].tobytes()) if first else self._config.root_key
 
     def end(self, request: PrefillRequest, *, keep: bool = False) -> None:
         """Gives everything back, or keeps the blocks that were loaded for the next attempt. Slots that
